@@ -235,6 +235,7 @@ class LabelSets:
 
     mode, tune, tune_over are the method's; None in folders of versions that did not say them.
     labelled: examples of the server on which optima are measured, if it has some.
+    single: clients that hold one label alone.
     """
 
     mode: str | None = None
@@ -243,6 +244,7 @@ class LabelSets:
     labelled: Whole | None = field(default=None, metadata={"if any": True})
     holders: tuple[Whole, ...]
     absent_rounds: tuple[Whole, ...]
+    single: tuple[Whole, ...] = field(default=(), metadata={"if any": True})
     rounds: tuple[SetRound, ...]
 
     @property

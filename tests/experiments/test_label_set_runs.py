@@ -313,6 +313,19 @@ def test_a_run_whose_tuning_goes_astray_says_so(lr: float, told: bool, tmp_path:
 PRIVATE: dict[str, Any] = {"mode": "private", "tune": "mse", "tune_over": "union"}
 
 
+@pytest.mark.parametrize("mode", ["private", "public"])
+def test_clients_with_a_single_label_are_named(mode: str, mlp: Model) -> None:
+    """In private mode alone; the controls: a client of two labels, and one of none."""
+    rows = torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0]])
+    method = recipes.labelset_fedavg(Setting(mlp, (0.2,) * 5), mode=mode)
+    server = {"sets": {"held": rows}, "absent": {"rounds": torch.zeros(2)}}
+    sets = described(method, server, [SetRound(1, 0)])
+    assert sets is not None
+    assert sets.single == (1, 3)
+    texts = [s for s in sentences(sets, ("cat", "dog")) if "client 1, client 3" in s]
+    assert len(texts) == (mode == "private")
+
+
 def test_sentences_name_labels_of_nobody_and_labels_absent_at_times() -> None:
     one = SetRound(9, 2, 0.5, 0.4, 0.25, 0.75)
     sets = LabelSets(holders=(1, 0, 2), absent_rounds=(4, 9, 0), rounds=(one,), **PRIVATE)

@@ -15,6 +15,8 @@ from fedshift.tree import Params, Parts
 
 # A smaller rise of a loss, relative or in nats, is rounding in float32.
 RISES, NATS = 1e-4, 1e-6
+# So many clients are named.
+MOST = 5
 # A gain within so many standard errors may be none.
 ERRORS = 2.0
 PAGE = "docs/methods/central_tuning.md"
@@ -98,6 +100,7 @@ def described(algorithm: Algorithm, server: Parts, rounds: Sequence[SetRound]) -
         labelled=labelled,
         holders=tuple(server["sets"]["held"].sum(0).tolist()),
         absent_rounds=tuple(server["absent"]["rounds"].tolist()),
+        single=tuple((server["sets"]["held"].sum(1) == 1).nonzero().flatten().tolist()),
         rounds=tuple(rounds),
     )
 
@@ -127,6 +130,13 @@ def sentences(
         lines.append(
             f"Rounds of {last.round} in which no client of the cohort held a label: "
             f"{', '.join(at_times)}."
+        )
+    if sets.single and sets.mode == "private":
+        whose = ", ".join(f"client {i}" for i in sets.single[:MOST])
+        whose += f" and {n} more" if (n := len(sets.single) - MOST) > 0 else ""
+        lines.append(
+            f"A single label is at {whose}: among its own labels such a client is always right, "
+            "so its loss and its gradient are 0, and its examples teach the model nothing."
         )
     if last.outside_after is not None and last.absent:
         lines.append(
