@@ -22,6 +22,8 @@ IDLE, COSTLY = 0.99, 0.3
 # Our limits for an acceptable slope of estimated against true log weights.
 LEAST_SLOPE, LARGEST_SLOPE = 0.8, 1.2
 ALIKE = 1e-6
+# The options of feddisk whose weights follow best in made/slope.
+BEST = ('estimator="direct"', "temper=1", 'density="auto"')
 # Our choice: the share of runs in which some client may still be left out.
 LEFT_OUT = 0.05
 
@@ -43,8 +45,11 @@ class Estimate:
         """Pearson's r."""
         return float(np.corrcoef(self.true, self.estimated)[0, 1])
 
-    def sentence(self) -> str:
-        """Slope and correlation, with advice if the slope is out of range; "" without a slope."""
+    def sentence(self, differs: Sequence[str] = BEST) -> str:
+        """Slope and correlation, with advice if the slope is out of range; "" without a slope.
+
+        differs: those of `BEST` that the run does not have yet
+        """
         # If weights are equal up to rounding, their slope means nothing.
         if min(np.ptp(self.true), np.ptp(self.estimated)) < ALIKE:
             return ""
@@ -53,17 +58,25 @@ class Estimate:
             f"correlation {self.correlation:.2f}"
         )
         if self.slope < LEAST_SLOPE:
-            return (
-                f"{figures}: below {LEAST_SLOPE:g} they do too little. Fit for more rounds "
-                '(density_rounds), or take feddisk with estimator="direct", temper=1 and '
-                'density="auto"'
+            cure = (
+                f"Fit for more rounds (density_rounds), or take feddisk with {_listed(differs)}"
+                if differs
+                else "More density_rounds or more examples are what is left: the options are the "
+                "best that we have"
             )
+            return f"{figures}: below {LEAST_SLOPE:g} they do too little. {cure}"
         if self.slope > LARGEST_SLOPE:
             return (
                 f"{figures}: above {LARGEST_SLOPE:g} they do too much. Fit for more rounds "
                 f"(density_rounds), or take feddisk with temper {1 / self.slope:.2f} times as large"
             )
         return figures
+
+
+def _listed(texts: Sequence[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    *others, last = texts
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def centred(of_clients: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -65,6 +65,7 @@ from fedshift.experiments.folder.run_folder import (
 from fedshift.experiments.listeners import Listener, ignore_event, join_listeners
 from fedshift.experiments.measures.correcting import Correcting, Prior, check_prior, corrected
 from fedshift.experiments.measures.custom_metrics import try_metrics
+from fedshift.experiments.measures.example_weights import untrained
 from fedshift.experiments.measures.label_sets import set_round, tuned_early
 from fedshift.experiments.measures.round_weights import (
     WeightSums,
@@ -239,7 +240,11 @@ def check_method(method: Method, training: Training, ready: Prepared) -> list[st
         warnings.simplefilter("ignore", NeedlessWarning)  # the summary has a sentence on it
         # `run` checks its arguments at once; no round is played until its result is iterated over.
         run(algorithm, federation, training.rounds, cohort=training.cohort)
-    return unused(recipe_of(method, ready.custom).name, algorithm, federation, ready.task)
+    name = recipe_of(method, ready.custom).name
+    return [
+        *unused(name, algorithm, federation, ready.task),
+        *untrained(name, algorithm, training.rounds),
+    ]
 
 
 def _checked(

@@ -205,6 +205,13 @@ class Optima:
         """By loss, the accuracy of its optimum minus the aggregate's."""
         return {k: getattr(self, k) - self.aggregate for k in ("mse", "pairwise", "kl")}
 
+    def gain_text(self, loss: str) -> str:
+        """A gain in points, and its standard error; one of 0 without a gain is no certainty."""
+        gain, error = 100 * self.gains[loss], (self.gain_se or {}).get(loss)
+        if error is None:
+            return f"{gain:+.1f}"
+        return f"{gain:+.1f} ± {100 * error:.1f}" if error or gain else "+0.0 (no example changed)"
+
 
 @dataclass(frozen=True)
 class SetRound:
@@ -230,13 +237,17 @@ class LabelSets:
     """How many clients hold each label, and in how many rounds it was absent, both [K].
 
     mode, tune, tune_over are the method's options; None in folders of early versions.
+    labelled: examples of the server on which optima are measured, if it has some.
+    single: clients that hold one label alone.
     """
 
     mode: str | None = None
     tune: str | None = None
     tune_over: Literal["all", "union"] | None = None
+    labelled: Whole | None = field(default=None, metadata={"if any": True})
     holders: tuple[Whole, ...]
     absent_rounds: tuple[Whole, ...]
+    single: tuple[Whole, ...] = field(default=(), metadata={"if any": True})
     rounds: tuple[SetRound, ...]
 
     @property

@@ -12,7 +12,9 @@ from fedshift.report.tables import Cell, Table
 PAYS = (
     "Will tuning pay? On the server's labelled examples: accuracy of the round's aggregate, and "
     "how many points more the exact minimiser of each loss has, input by input, with no network "
-    "between. Below 0 the loss itself leads away from the truth, and more steps make it worse."
+    "between, and its standard error. A gain within two of these may be none. Below 0 the loss "
+    "itself leads away from the truth, and more steps make it worse. Forecasts were tried for "
+    "round 1 alone."
 )
 DOUBT = (
     ' With mode = "private" the optima of MSE and of the pairwise loss did not tell in our runs '
@@ -49,12 +51,13 @@ def label_sets(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 def _prospects(label: str, sets: LabelSets) -> Table:
     """By round, the aggregate's accuracy, and the points that the optimum of each loss has more."""
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (r.round, r.optima.aggregate, *(100 * gain for gain in r.optima.gains.values()))
+        (r.round, r.optima.aggregate, *(r.optima.gain_text(loss) for loss in r.optima.gains))
         for r in sets.rounds
         if r.optima
     )
     head = ("Round", "Aggregate", "MSE's optimum minus it", "pairwise", "KL")
-    return Table(head, rows, ("d", ".1%", "+.1f", "+.1f", "+.1f"), f"{label}: will tuning pay?")
+    on = "" if sets.labelled is None else f" ({sets.labelled:,} labelled examples)"
+    return Table(head, rows, ("d", ".1%", "+.1f", "+.1f", "+.1f"), f"{label}: will tuning pay?{on}")
 
 
 def _explanation(sets_of_runs: Sequence[LabelSets]) -> str:

@@ -28,7 +28,7 @@ PYTHON = re.compile(r"```python\n(.*?)```", re.S)
 OUTPUT = re.compile(r"\s*```(text|console)\n(.*?)```", re.S)
 
 
-LONG = {"README.md", "compare.md", "fit.md", "routing.md", "tutorial.md"}
+LONG = {"README.md", "central_tuning.md", "compare.md", "fit.md", "routing.md", "tutorial.md"}
 
 
 @pytest.mark.parametrize(

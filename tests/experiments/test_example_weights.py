@@ -15,9 +15,15 @@ from fedshift.data import client_data
 from fedshift.engine.round import Round, before_rounds
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.config.schema import Training
-from fedshift.experiments.experiment import run_experiment
+from fedshift.experiments.experiment import check_method, run_experiment
 from fedshift.experiments.folder.summary import summary
-from fedshift.experiments.measures.example_weights import importance, importance_sentences
+from fedshift.experiments.measures.example_weights import (
+    differing,
+    importance,
+    importance_sentences,
+    untrained,
+)
+from fedshift.experiments.task.preparing import prepare
 from fedshift.recipes import Setting
 from fedshift.tree import Parts
 
@@ -55,16 +61,21 @@ def test_missing_weights_are_not_reported() -> None:
     assert rounded["share"] == [1.0]
     some = sizes([10, 20, 5], [5, 0, 5])
     assert importance(some) == {"ess": [5.0, None, 5.0], "share": [0.5, None, 1.0]}
-    first, idle = sentences_of(some)
+    first, idle, fair = sentences_of(some)
+    assert fair == (
+        "The first 21 of 40 rounds fit densities and weigh examples, and 19 train the model. "
+        "FedAvg trains in all 40: a fair rival trains in as few, as feddisk with estimator = "
+        '"equal" does.'
+    )
     assert "75%" in first
     assert "1 client has not weighed its examples" in first
     assert idle.startswith("Importance weights of client 2 are worth 100 % of its examples, and ")
-    (none,) = sentences_of(sizes([10, 20], [0, 0]))
+    none, _ = sentences_of(sizes([10, 20], [0, 0]))
     assert none.startswith("No client has weighed its examples: all count alike: give method.weigh")
 
 
 def test_clients_that_no_weighing_round_drew_are_named_with_the_cure() -> None:
-    (text,) = sentences_of(sizes([9, 9, 9], [5, 0, 0]))
+    text, _ = sentences_of(sizes([9, 9, 9], [5, 0, 0]))
     assert (
         "2 clients have not weighed their examples, which count alike: give "
         "method.weighing_rounds = 11 and training.rounds = 50, so that all are drawn in 95 % of "
@@ -90,6 +101,31 @@ def test_the_control_says_nothing_against_itself() -> None:
     assert any("change nothing" in text for text in sentences_of(even, disk(estimator="true")))
     left = sentences_of(sizes([9, 9], [9, 0]), disk(estimator="equal"))
     assert not any("weighing_rounds" in text for text in left)
+
+
+def test_rounds_that_train_no_model_are_named_beside_a_comparison() -> None:
+    (text,) = untrained("feddisk", disk(density_rounds=2), 30)
+    assert text.startswith("feddisk: the first 3 of 30 rounds fit densities and weigh examples, ")
+    assert "and 27 train the model" in text
+    assert untrained("feddisk", disk(estimator="equal"), 30) == []
+    assert untrained("fedavg", recipes.fedavg(SETTING), 30) == []
+
+
+@pytest.mark.slow
+def test_a_comparison_notes_them() -> None:
+    """What `fedshift compare` and `fs.compare` put at the foot of their tables."""
+    for name, idle in (("feddisk", True), ("fedavg", False)):
+        config = validate(
+            {
+                "data": {"name": "binary-world", "validation": 0.0},
+                "shift": {"kind": "natural", "clients": 3},
+                "model": {"name": "linear"},
+                "method": {"name": name},
+                "training": {"rounds": 30, "steps": 1},
+            }
+        )
+        notes = check_method(config.method, config.training, prepare(config))
+        assert any("9 train the model" in note for note in notes) == idle
 
 
 # ------------------------------------------------------------------ slope
@@ -126,8 +162,30 @@ def test_where_the_truth_is_known_the_slope_is_reported() -> None:
     ]
     (little,) = slopes(0.1)
     assert "with slope 0.10 and correlation 1.00: below 0.8 they do too little" in little
+    assert "More density_rounds or more examples are what is left" in little
+    assert "take feddisk" in slopes(0.1, disk(temper=0.5))[0]
+    assert "estimator" not in slopes(0.1, disk(temper=0.5))[0]
     (much,) = slopes(1.4)
     assert "above 1.2 they do too much" in much
+
+
+def test_advice_names_only_what_a_run_does_not_have() -> None:
+    """Two values, real numbers and images, each with the density that "auto" is there and not."""
+    real, binary = torch.randn(9, 4), (torch.randn(9, 4) > 0).float() - 1.0
+    auto = 'density="auto"'
+
+    def missing(x: Tensor, pair: Any = None, **options: Any) -> list[str]:
+        setting = replace(SETTING, shape=tuple(x.shape[1:]), two_values=pair)
+        method = recipes.feddisk(setting, hidden=(4,), **options)
+        return differing(method, [client_data(x, torch.zeros(9).long(), 0)])
+
+    image = torch.randn(9, 1, 2, 2)
+    for x, pair in ((real, None), (binary, (-1.0, 0.0)), (image, None)):
+        assert missing(x, pair) == []
+        other = "mixture" if x is not real else "bernoulli"
+        assert missing(x, pair, density=other) == [auto]
+    assert missing(binary, (-1.0, 0.0), density="bernoulli") == [auto]  # of another range
+    assert missing(real, temper=0.5, estimator="classifier") == ['estimator="direct"', "temper=1"]
 
 
 def test_no_slope_is_reported_of_controls_unknown_ratios_and_weights_of_1() -> None:

@@ -21,7 +21,7 @@ from fedshift.experiments.config.load import load_config, validate
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder.run_folder import summary_of
 from fedshift.experiments.listeners import ignore_event
-from fedshift.experiments.measures.label_sets import sentences
+from fedshift.experiments.measures.label_sets import BLIND, described, sentences
 from fedshift.experiments.task.preparing import prepare
 from fedshift.model import Model
 from fedshift.recipes import Setting
@@ -173,23 +173,23 @@ def test_a_run_says_whether_tuning_will_pay(tmp_path: Path) -> None:
     errors = second["optima"].pop("gain_se")
     assert list(second["optima"].values()) == last["tuning"]["accuracy"].tolist()
     assert list(errors.values()) == last["tuning"]["gain_se"].tolist()
+    assert content["label_sets"]["labelled"] == 50
     assert first["optima"] != second["optima"]
     assert content["final"]["sets_optimum_kl"] == second["optima"]["kl"]
-    aggregate = content["final"]["sets_aggregate"]
-    assert aggregate == second["optima"]["aggregate"]
-    gains = [f"{100 * (second['optima'][k] - aggregate):+.1f}" for k in ("mse", "pairwise", "kl")]
+    assert content["final"]["sets_aggregate"] == second["optima"]["aggregate"]
+    aggregate = first["optima"]["aggregate"]
+    gains = {
+        k: f"{100 * (first['optima'][k] - aggregate):+.1f} ± {100 * e:.1f}"
+        for k, e in first["optima"]["gain_se"].items()
+    }
     (sentence,) = (s for s in content["why"] if s.startswith("Will tuning pay?"))
-    assert (
-        f"In round 2 the aggregate has {aggregate:.1%} on the server's labelled examples"
-        in sentence
-    )
-    mse, pairwise, kl = (
-        f"{k} {v} ± {100 * errors[k]:.1f}" for k, v in zip(errors, gains, strict=True)
-    )
-    assert f"over these examples: {kl}; beside it {mse}, {pairwise}. With mode" in sentence
-    assert not any("gain_se" in k for k in content["final"])
+    assert f"In round 1 the aggregate has {aggregate:.1%} on the server's 50 labelled" in sentence
+    mse, pairwise, kl = (f"{k} {v}" for k, v in gains.items())
+    assert f"with its standard error: {kl}; beside it {mse}, {pairwise}. With mode" in sentence
+    assert not any("gain_se" in k or "labelled" in k for k in content["final"])
     text = re.sub(r"(<[^>]*>\s*)+", "|", page([read_run(tmp_path / "run")]))
-    assert f"|2|{aggregate:.1%}|{'|'.join(gains)}|" in text
+    assert f"|1|{aggregate:.1%}|{'|'.join(gains.values())}|" in text
+    assert "will tuning pay? (50 labelled examples)" in text
     assert "optima of MSE and of the pairwise loss did not tell in our runs" in text
     summary = (tmp_path / "run" / "summary.json").read_text()
     (tmp_path / "run" / "summary.json").write_text(summary.replace('"private"', '"public"'))
@@ -197,7 +197,59 @@ def test_a_run_says_whether_tuning_will_pay(tmp_path: Path) -> None:
     without = validate(tables(method=method, server={"validation": 0}) | {"name": "none"})
     record(tmp_path / "none", without, prepare(without), ignore_event)
     assert "optima" not in (tmp_path / "none" / "summary.json").read_text()
-    assert "will tuning pay" not in page([read_run(tmp_path / "none")]).lower()
+    assert BLIND in summary_of(tmp_path / "none")["why"]
+    assert "labelled examples)" not in page([read_run(tmp_path / "none")]).lower()
+
+
+@pytest.mark.parametrize(
+    ("gain", "error", "answer"),
+    [
+        (0.05, 0.02, "Yes. In round 1"),
+        (-0.05, 0.02, "No: this loss leads away from the truth. In round 1"),
+        (0.05, 0.026, "Cannot tell: the gain is within two standard errors. In round 1"),
+        (0.0, 0.0, "Cannot tell: no example changed. In round 1"),
+    ],
+)
+def test_will_tuning_pay_is_answered(gain: float, error: float, answer: str) -> None:
+    """By the first round that measured it, whatever later ones say."""
+    of = {"mse": 0.01, "pairwise": 0.01, "kl": error}
+    first = SetRound(1, 0, optima=Optima(0.5, 0.5, 0.5, 0.5 + gain, of))
+    late = SetRound(9, 0, optima=Optima(0.9, 0.1, 0.1, 0.1, of))
+    sets = LabelSets(
+        mode="public", tune="kl", labelled=500, holders=(1,), absent_rounds=(0,),
+        rounds=(SetRound(0, 0), first, late),
+    )  # fmt: skip
+    (said,) = sentences(sets, ("cat",))
+    assert said.startswith(f"Will tuning pay? {answer} the aggregate has 50.0% on the server's 500")
+    assert ("kl +0.0 (no example changed);" in said) == (not error)
+    assert "± 0.0" not in said
+    assert "tried for round 1" not in said
+    (said,) = sentences(replace(sets, rounds=(late,)), ("cat",))
+    assert "Forecasts were tried for round 1 alone." in said
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("options", "advised"),
+    [
+        ({}, True),
+        ({"tune_part": "all"}, False),
+        ({"tune_rounds": 3}, False),
+        ({"mode": "public"}, False),
+        ({"tune": "mse"}, False),
+        ({"tune_steps": 0}, False),
+    ],
+)
+def test_kl_of_the_head_in_all_rounds_is_advised_against(
+    options: dict[str, Any], advised: bool, mlp: Model
+) -> None:
+    given = {"tune": "kl"} | options
+    setting = Setting(mlp, (0.2,) * 5, server_inputs=torch.zeros(3, 12))
+    method = recipes.labelset_fedavg(setting, **given)
+    server = {"sets": {"held": torch.ones(1, 1)}, "absent": {"rounds": torch.zeros(1)}}
+    sets = described(method, server, [SetRound(1, 0)])
+    assert sets is not None
+    assert any("tune_rounds = 3" in s for s in sentences(sets, ("cat",), method)) == advised
 
 
 @pytest.mark.parametrize(
@@ -218,10 +270,11 @@ def test_the_runs_loss_comes_first_and_a_doubt_where_there_is_one(
     )
     (sentence,) = sentences(sets, ("cat",))
     others = ", ".join(v for k, v in texts.items() if k != first)
-    assert f"examples: {texts[first]}; beside it {others}." in sentence
-    assert ("optima of mse and pairwise did not tell in our runs" in sentence) == (
-        mode == "private"
-    )
+    assert f"standard error: {texts[first]}; beside it {others}." in sentence
+    unclear = (mode, tune) == ("private", "mse")
+    assert ("Will tuning pay? Cannot tell: with mode" in sentence) == unclear
+    doubted = "optima of mse and pairwise did not tell in our runs" in sentence
+    assert doubted == (mode == "private")
     old = replace(optima, gain_se=None)  # of a folder of an earlier version
     without = replace(sets, rounds=(SetRound(4, 0, optima=old),))
     assert "±" not in sentences(without, ("cat",))[0]
@@ -261,6 +314,19 @@ def test_a_run_whose_tuning_diverges_says_so(lr: float, warned: bool, tmp_path: 
 PRIVATE: dict[str, Any] = {"mode": "private", "tune": "mse", "tune_over": "union"}
 
 
+@pytest.mark.parametrize("mode", ["private", "public"])
+def test_clients_with_a_single_label_are_named(mode: str, mlp: Model) -> None:
+    """In private mode alone; the controls: a client of two labels, and one of none."""
+    rows = torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0]])
+    method = recipes.labelset_fedavg(Setting(mlp, (0.2,) * 5), mode=mode)
+    server = {"sets": {"held": rows}, "absent": {"rounds": torch.zeros(2)}}
+    sets = described(method, server, [SetRound(1, 0)])
+    assert sets is not None
+    assert sets.single == (1, 3)
+    texts = [s for s in sentences(sets, ("cat", "dog")) if "client 1, client 3" in s]
+    assert len(texts) == (mode == "private")
+
+
 def test_sentences_name_labels_without_clients_and_labels_absent_at_times() -> None:
     one = SetRound(9, 2, 0.5, 0.4, 0.25, 0.75)
     sets = LabelSets(holders=(1, 0, 2), absent_rounds=(4, 9, 0), rounds=(one,), **PRIVATE)
@@ -270,9 +336,11 @@ def test_sentences_name_labels_without_clients_and_labels_absent_at_times() -> N
         'Rounds of 9 in which no client of the cohort held a label: "cat" (4).',
         "In the last round central tuning moved the mass on the 2 absent labels from 25.0% to "
         "75.0%.",
+        BLIND,
     ]
     calm = LabelSets(holders=(1,), absent_rounds=(0,), rounds=(replace(one, absent=0),), **PRIVATE)
-    assert sentences(calm, ("cat",)) == []
+    assert sentences(calm, ("cat",)) == [BLIND]
+    assert sentences(replace(calm, tune="none"), ("cat",)) == []
 
 
 @pytest.mark.few(1)
@@ -317,14 +385,22 @@ def test_an_experiment_file_can_say_all_this(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rounds", "expected"), [(2, [1, 2, 3]), (0, [3])])
-def test_rounds_that_tune_alone_are_kept(rounds: int, expected: list[int], tmp_path: Path) -> None:
-    """Also where none of them is evaluated; the control: tuning in all rounds."""
-    given = tables(training={"rounds": 3, "evaluate_every": 3}, method={"tune_rounds": rounds})
+@pytest.mark.parametrize(
+    ("rounds", "labelled", "expected"), [(2, 50, [1, 2, 3]), (0, 50, [1, 3]), (0, 0, [3])]
+)
+def test_rounds_that_are_kept_unevaluated(
+    rounds: int, labelled: int, expected: list[int], tmp_path: Path
+) -> None:
+    """Rounds that tune alone, and round 1 for its forecast; the control: neither."""
+    given = tables(
+        training={"rounds": 3, "evaluate_every": 3},
+        method={"tune_rounds": rounds},
+        server={"validation": labelled},
+    )
     config = validate(given | {"name": "early"})
     record(tmp_path, config, prepare(config), ignore_event)
     seen = summary_of(tmp_path)["label_sets"]["rounds"]
     assert [r["round"] for r in seen] == expected
     assert [r["loss_after"] is not None for r in seen] == (
-        [True, True, False] if rounds else [True]
+        [True, True, False] if rounds else [True] * len(expected)
     )

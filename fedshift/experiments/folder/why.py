@@ -83,7 +83,7 @@ def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
         *_needless_ess(experiment),
         *_undefined_ess(outcome.weight_sums),
         *_beyond_cap(experiment),
-        *(label_sets.sentences(sets, task.classes) if sets else ()),
+        *(label_sets.sentences(sets, task.classes, experiment.algorithm) if sets else ()),
         *_example_weights(experiment),
         *sentences(experiment.config.training, outcome.metrics, outcome.final.round),
         *_not_correctable(experiment),

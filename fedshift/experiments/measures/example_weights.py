@@ -10,13 +10,14 @@ from torch import Tensor
 from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.feddisk import FedDisk
 from fedshift.algorithms.weighing import (
+    BEST,
     LEFT_OUT,
     compare_log_weights,
     notes,
     rounds_for_all,
     unweighed,
 )
-from fedshift.client.importance import Equal, Known
+from fedshift.client.importance import Direct, Equal, Known, two_values
 from fedshift.data import ClientData
 from fedshift.engine.round import Round
 from fedshift.experiments.config.schema import Training
@@ -54,10 +55,11 @@ def importance_sentences(
         return []
     if isinstance(disk.ratio, Equal):
         return ["Every example weighs 1: this is the control, without estimated weights."]
+    idle = [text for text in (_untrained(disk, training.rounds),) if text]
     weighed = {i: share for i, share in enumerate(measured["share"]) if share is not None}
     cure = _cure(disk, last, training)
     if not weighed:
-        return [f"No client has weighed its examples: all count alike{cure}."]
+        return [f"No client has weighed its examples: all count alike{cure}.", *idle]
     least, left = min(weighed, key=lambda i: weighed[i]), len(unweighed(last.server["importance"]))
     those = (
         "1 client has not weighed its" if left == 1 else f"{left} clients have not weighed their"
@@ -66,12 +68,38 @@ def importance_sentences(
     texts = notes(last.server["importance"], weighed)
     if log_ratios is not None and not isinstance(disk.ratio, Known):
         estimate = compare_log_weights(last.server, last.states, clients, log_ratios, disk.most)
-        texts += [estimate.sentence()] if estimate else []
+        texts += [estimate.sentence(differing(disk, clients))] if estimate else []
     return [
         f"Example weights leave {sum(weighed.values()) / len(weighed):.0%} of a client's effective "
         f"sample size on average, least at client {least}: {weighed[least]:.0%}.{missing}",
         *(f"{text[0].upper()}{text[1:]}." for text in texts if text),
+        *idle,
     ]
+
+
+def untrained(name: str, algorithm: Algorithm, rounds: int) -> list[str]:
+    """A sentence where the first of a run's rounds train no model; name: the method's."""
+    disk = _disk(algorithm)
+    text = "" if disk is None or isinstance(disk.ratio, Equal) else _untrained(disk, rounds)
+    return [f"{name}: {text[0].lower()}{text[1:]}"] if text else []
+
+
+def _untrained(disk: FedDisk, rounds: int) -> str:
+    trains = max(0, rounds - disk.rounds_before_inner)
+    return (
+        f"The first {rounds - trains} of {rounds} rounds fit densities and weigh examples, and "
+        f"{trains} train the model. FedAvg trains in all {rounds}: a fair rival trains in as few, "
+        'as feddisk with estimator = "equal" does.'
+    )
+
+
+def differing(disk: FedDisk, clients: Sequence[ClientData]) -> list[str]:
+    """Those of `BEST` that differ from a method's settings."""
+    pair, clips = two_values(clients), disk.reach == 1.0  # a Bernoulli density clips
+    image = any(c.x.ndim > 2 for c in clients)
+    automatic = clips and disk.span == pair if pair else clips == image
+    has = (isinstance(disk.ratio, Direct), getattr(disk.ratio, "temper", 1.0) == 1.0, automatic)
+    return [text for text, so in zip(BEST, has, strict=True) if not so]
 
 
 def _disk(algorithm: Any) -> FedDisk | None:
