@@ -61,7 +61,7 @@ def test_axes_say_what_differs_from_fedavg() -> None:
         "inner: FedAvg",
     ]
     tuned = axes("fedbabu_drm_repo")
-    assert tuned[0].startswith("FineTune: Rounds 1, ..., after are inner's; in later ones v_i <- ")
+    assert tuned[0].startswith("FineTune: inner in rounds 1, ..., after; in later ones v_i <- ")
     assert tuned[-1] == "tune: as long as [training] says on the head"
     revealed = method_row(recipes.recipe("fedavgft"))["reveals"]["delta"]
     assert revealed == "the change of the shared parameters, until tuning begins"
