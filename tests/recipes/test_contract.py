@@ -240,8 +240,8 @@ def test_one_client_is_centralised_training(make: Make, setting: Setting, mlp: M
 @pytest.mark.parametrize("name", recipes.__all__)
 def test_recipes_say_what_they_are(name: str) -> None:
     entry = recipes.recipe(name)
-    assert entry.summary.endswith(".")
-    assert entry.reference
+    assert entry.summary.endswith("."), f"the docstring of {name} begins with a sentence"
+    assert entry.reference, f'the docstring of {name} needs a line "Reference: ..."; yours: "ours"'
     assert all(p.default is not inspect.Parameter.empty for p in entry.options.values())
 
 
