@@ -46,6 +46,7 @@ SPLIT = {
         "check_workers": "fedshift.engine.processes.pool",
     },
     "fedshift.engine.trial": {
+        "BATCH": "fedshift.engine.preflight.network",
         "check_company": "fedshift.engine.preflight.method",
         "check_features": "fedshift.engine.preflight.method",
         "check_model": "fedshift.engine.preflight.network",
@@ -108,6 +109,7 @@ class _FormerModules:
         name = module.__name__
         if name in SPLIT:
             module.__dict__["__getattr__"] = moved(name, **SPLIT[name])
+            module.__dict__["__all__"] = sorted(SPLIT[name])  # for `import *`
             return
         _warn(name, MODULES[name])
         # The importer gets what stands in sys.modules after the module has run.

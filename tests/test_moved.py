@@ -77,6 +77,10 @@ def test_names_of_a_module_that_was_split_warn_and_are_the_same(old: str) -> Non
             assert getattr(former, name) is getattr(import_module(place), name)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = former.nothing
+    names: dict[str, Any] = {}
+    with pytest.warns(DeprecationWarning, match=f"{old}.*is .* now"):
+        exec(f"from {old} import *", names)
+    assert {name for name in names if not name.startswith("__")} == SPLIT[old].keys()
 
 
 def test_former_modules_are_found_however_they_are_imported() -> None:

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fedshift.arguments import called
 from fedshift.data import ClientData, Plan
-from fedshift.engine.backend_checks import check_backend
+from fedshift.engine.backend_checks import check_backend, watched
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, stamp
 from fedshift.errors import InputError
 from fedshift.tree import Params, Parts
@@ -39,7 +39,8 @@ def on(device: str | torch.device, within: Backend) -> Backend:
             f"there is no device {place} for this torch ({torch.__version__}); install a build for "
             "CUDA, or leave the device out"
         )
-    return _Moved(place, within)
+    # Watched here, since the backend that goes round a user's is the library's.
+    return _Moved(place, watched(within, None))
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from fedshift.client.objectives import Term
 from fedshift.client.slopes import Oracle
 from fedshift.client.trainer import Trained, Trainer
 from fedshift.data import ClientData, Plan, batches
-from fedshift.engine.backend_checks import check_backend
+from fedshift.engine.backend_checks import check_backend, watched
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
 from fedshift.kernels.layout import channels_last as laid_out
 from fedshift.model import Model
@@ -33,9 +33,12 @@ def channels_last(backend: Backend) -> Backend:
 
 def _trained_by(how: Trainer, backend: Backend) -> Backend:
     check_backend(backend)
+    # A backend of a user's is watched here, since the one that goes round it is the library's.
+    # Missing replies are left to the round, which knows whether clients may drop out.
+    within = watched(backend, None)
 
     def trained(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        return backend(update, (job._replace(how=how) for job in jobs))
+        return within(update, (job._replace(how=how) for job in jobs))
 
     return trained
 

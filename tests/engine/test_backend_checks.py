@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from fedshift import Model, recipes, run
 from fedshift.engine.backend_names import ONE_BY_ONE
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, loop
 from fedshift.engine.checks.replies import block_of
+from fedshift.engine.device import on
+from fedshift.engine.one_by_one import channels_last, dense
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.traffic import Meter
@@ -41,6 +44,28 @@ def test_blocks_count_for_all_of_their_clients(setting: Setting) -> None:
     assert not different(alone, last(run(algorithm, federation, 2, backend=in_blocks)))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="gave 2 replies for 6 jobs"):
         last(run(algorithm, federation, 2, backend=too_few))
+
+
+def texts(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Any]:
+    return ("text" for _ in jobs)
+
+
+@pytest.mark.parametrize("around", [dense, channels_last, partial(on, "cpu")])
+def test_a_custom_backend_is_watched_within_another(
+    around: Callable[[Backend], Backend], setting: Setting
+) -> None:
+    """The error names the user's backend. Control: the loop within gives the loop's numbers."""
+    algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
+    if around is channels_last:
+        federation, setting = images(3, torch.float32)
+        algorithm = recipes.fedavg(setting)
+    with pytest.raises(InputError, match='the backend texts gave the text "text", no Reply'):
+        last(run(algorithm, federation, 1, backend=around(texts)))
+    with pytest.raises(TrainingError, match="no answer in time"):
+        last(run(algorithm, federation, 1, backend=around(too_few)))
+    alone = last(run(algorithm, federation, 1, backend=around(loop)))
+    within = around(lambda update, jobs: loop(update, list(jobs)))
+    assert not different(alone, last(run(algorithm, federation, 1, backend=within)))
 
 
 def shortened(parts: Parts) -> Parts:
