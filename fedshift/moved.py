@@ -29,11 +29,18 @@ MODULES = {
     "fedshift.engine.trainers": "fedshift.engine.one_by_one",
     "fedshift.engine.ways": "fedshift.engine.backend_names",
     "fedshift.engine.workers": "fedshift.engine.processes.pool",
+    "fedshift.experiments.config.prepared": "fedshift.experiments.task.prepared",
+    "fedshift.experiments.config.settings": "fedshift.experiments.config.training_objects",
     "fedshift.experiments.deployed": "fedshift.experiments.machines.deployed",
     "fedshift.experiments.folder.stored": "fedshift.experiments.folder.model_file",
     "fedshift.experiments.load": "fedshift.experiments.config.load",
+    "fedshift.experiments.measured": "fedshift.experiments.evaluation",
+    "fedshift.experiments.measures.measuring": "fedshift.experiments.measures.task_scores",
+    "fedshift.experiments.measures.played": "fedshift.experiments.measures.round_weights",
     "fedshift.experiments.routers": "fedshift.experiments.folder.routers",
     "fedshift.experiments.run_models": "fedshift.experiments.folder.run_models",
+    "fedshift.experiments.training": "fedshift.experiments.first_checks",
+    "fedshift.sweeps.measured": "fedshift.sweeps.results",
 }
 # Former modules whose names are in several modules now: name -> module.
 SPLIT = {

@@ -133,14 +133,14 @@ def _play_round(
     if gate.on_bad == "stop":
         sums = sums_of(opened, server)
         trained = stream_of(watched(backend, len(asked.clients)), partial(terms, sums, gate, asked))
-        came = metered(meter, trained, stage.client_update, jobs)
-        admitted = check_and_sum(gate, came, asked, sums, keep)
+        replies = metered(meter, trained, stage.client_update, jobs)
+        admitted = check_and_sum(gate, replies, asked, sums, keep)
         played = settle(opened, server, admitted, (), gate, federation.table, seed, sums)
         return played._replace(states=draft.all_states())
     # A bad reply is dropped, and the weights of the others change: no sum before the last reply.
     trained = stream_of(watched(backend, None))
-    came = metered(meter, trained, Forgiving(stage.client_update), jobs)
-    admitted = gate.admit([*came], asked)
+    replies = metered(meter, trained, Forgiving(stage.client_update), jobs)
+    admitted = gate.admit([*replies], asked)
     played = settle(opened, server, admitted, admitted.bad, gate, federation.table, seed)
     for client, changed in () if played.skipped else admitted.states():
         keep(client, changed)

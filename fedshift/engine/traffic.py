@@ -46,20 +46,20 @@ class Meter:
         sent = self.clock.each(PLANNING, map(self._sent, jobs))
         trained = self.clock.each(COMPUTE, backend(update, sent))
         # map() keeps no reply, so that its memory is free while the next client trains.
-        return map(self._came, trained)
+        return map(self._count_bytes, trained)
 
     def _sent(self, job: Job) -> Job:
         self.last = self.last._replace(down=self.last.down + size_in_bytes(job.message))
         return job
 
-    def _came(self, came: Block) -> Block:
-        summed = [tree for part, tree in came.look.items() if part not in came.updates]
+    def _count_bytes(self, block: Block) -> Block:
+        summed = [tree for part, tree in block.look.items() if part not in block.updates]
         leaves = (leaf for tree in summed for leaf in tree.values())
         each = sum(prod(shape) * kind.itemsize for shape, kind in leaves)
-        up = size_in_bytes(came.updates) + len(came.clients) * each
-        count = self.last.clients + len(came.clients)
+        up = size_in_bytes(block.updates) + len(block.clients) * each
+        count = self.last.clients + len(block.clients)
         self.last = self.last._replace(clients=count, up=self.last.up + up)
-        return came
+        return block
 
 
 def metered(

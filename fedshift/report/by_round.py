@@ -49,7 +49,7 @@ def series_of(
     ]
     common = sorted(set(runs[0]).intersection(*runs[1:]))
     values = [[run[t] for run in runs] for t in common]
-    # If a seed has no value in a round, the mean would jump there, so that there is none.
+    # Without a value of every seed the mean of a round would jump, so the curve has a gap there.
     each = [moments_of(of, column) for of in values]
     over = [m if m and m.n == len(runs) else None for m in each]
     if not any(over):

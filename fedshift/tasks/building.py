@@ -275,7 +275,7 @@ def _about_scales(x: Tensor, cut: Cut) -> list[str]:
 
 
 def _about_others(task: TaskFields, cut: Cut, columns: tuple[Column, ...]) -> list[str]:
-    """Sentences on values outside training that are none of training's categories."""
+    """Sentences on categories of validation and test rows that training rows do not have."""
     notes = []
     assert isinstance(task.inputs, Columns)
     rows = np.concatenate([cut.target, *cut.tests, *cut.validations])

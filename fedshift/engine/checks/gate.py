@@ -171,18 +171,20 @@ class Gate:
         """`admit`, where all clients of a block pass or are refused together."""
         bad = dict.fromkeys(asked.clients, "no answer in time")
         kinds: dict[int, Kind] = dict.fromkeys(asked.clients, "timeout")
-        due, came = frozenset(asked.clients), dict[int, Block]()
+        due, answered = frozenset(asked.clients), dict[int, Block]()
         for block in blocks:
-            if twice := [client for client in block.clients if client in came]:
+            if twice := [client for client in block.clients if client in answered]:
                 for client in twice:
-                    bad |= dict.fromkeys(came[client].clients, f"client {client} answered twice")
-                    kinds |= dict.fromkeys(came[client].clients, "reply")
+                    bad |= dict.fromkeys(
+                        answered[client].clients, f"client {client} answered twice"
+                    )
+                    kinds |= dict.fromkeys(answered[client].clients, "reply")
                 continue
             bad |= dict.fromkeys(block.clients, self._why_refused(block, asked.t, due))
             kinds |= dict.fromkeys(block.clients, _kind_of(block, asked.t))
-            came |= dict.fromkeys(block.clients, block)
+            answered |= dict.fromkeys(block.clients, block)
         # One entry per block: its first client stands for all of them.
-        usable = [block for client, block in sorted(came.items()) if client == block.clients[0]]
+        usable = [block for client, block in sorted(answered.items()) if client == block.clients[0]]
         usable = [block for block in usable if not bad[block.clients[0]]]
         expected = expected_look(asked.message, usable, asked.parts, asked.fixed) if usable else {}
         for block in usable:

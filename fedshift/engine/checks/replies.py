@@ -18,20 +18,20 @@ MOST_BATCHES = 1_000_000
 PLAIN = (torch.float32, torch.float64)
 
 
-def block_of(came: Reply | Block) -> Block:
+def block_of(reply: Reply | Block) -> Block:
     """The engine's one door: a reply becomes a block that records how its update looks.
 
     One that is no dictionary of plain tensors becomes a block without tensors, and `odd` says why.
     """
-    if isinstance(came, Block) and came.look is not UNSEEN:
-        return came  # it has been here already, most often in a worker
-    clients = came.clients if isinstance(came, Block) else (came.client,)
-    updates = came.updates if isinstance(came, Block) else came.update
-    for parts, did in ((came.changed, "would keep"), (updates, "sent")):
+    if isinstance(reply, Block) and reply.look is not UNSEEN:
+        return reply  # it has been here already, most often in a worker
+    clients = reply.clients if isinstance(reply, Block) else (reply.client,)
+    updates = reply.updates if isinstance(reply, Block) else reply.update
+    for parts, did in ((reply.changed, "would keep"), (updates, "sent")):
         look, odd = inspect_parts(parts, several=len(clients) > 1)
         if odd:
-            return Block(clients, {}, {}, came.t, {}, odd=f"{did} {odd}")
-    return Block(clients, updates, came.changed, came.t, look)
+            return Block(clients, {}, {}, reply.t, {}, odd=f"{did} {odd}")
+    return Block(clients, updates, reply.changed, reply.t, look)
 
 
 def inspect_parts(parts: Parts, *, several: bool = False) -> tuple[Look, str]:

@@ -99,7 +99,7 @@ def _plain(e: Exception) -> TrainingError:
 
 
 def _arrives(e: Exception) -> bool:
-    """Whether an error arrives as what it is: it is rebuilt from its arguments, which may fail."""
+    """Whether an error can be rebuilt from its arguments in the main process."""
     if not (isinstance(e, FedshiftError) or type(e).__module__ == "builtins"):
         return False
     try:

@@ -113,7 +113,7 @@ class RunningSums:
         return revealed and all(finite(v) for tree in self.totals.values() for v in tree.values())
 
     def parts(self) -> Parts:
-        """The final sums, cast to the type of what was summed, and their weights. Call once."""
+        """The sums, each in the type of its terms, and the sums of weights. Call once."""
         self._from_processes.sort(key=lambda block: block.clients)
         while self._from_processes:  # popped, so that each is freed before the sums are cast
             self._join(self._from_processes.pop(0))

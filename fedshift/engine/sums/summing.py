@@ -95,7 +95,7 @@ def stream_of(backend: Backend, terms_of: TermsOf | None = None) -> Stream:
 
 
 def check_and_sum(
-    gate: Gate, came: Iterable[Block], asked: Asked, sums: RunningSums,
+    gate: Gate, blocks: Iterable[Block], asked: Asked, sums: RunningSums,
     keep: Keep | None = None, some: int = SOME,
 ) -> Admitted:  # fmt: skip
     """Check replies and add them to `sums`, in ascending client id whatever order they arrive in.
@@ -107,7 +107,7 @@ def check_and_sum(
     """
     arrivals = _Arrivals(gate, asked, sums, keep)
     groups = [asked.clients[i : i + some] for i in range(0, len(asked.clients), some)][::-1]
-    for block in _once_each(came, asked):
+    for block in _once_each(blocks, asked):
         arrivals.add(block)
         del block  # so that its memory is free while the next one is trained
         while groups and arrivals.have_all(groups[-1]):
@@ -204,14 +204,14 @@ class _Arrivals:
         Returns these without the parts that were summed.
         """
         gate, asked = self.gate, self.asked._replace(clients=clients)
-        came = [one.block if one.look is None else one.block.one(one.row) for one in here]
+        blocks = [one.block if one.look is None else one.block.one(one.row) for one in here]
 
         def name(bad: Sequence[Dropped] = ()) -> None:
             # Raise for the first bad client. Now every number of every reply is looked at.
-            if bad := gate.admit(came, asked).bad or bad:
-                raise _refusal(gate, bad[0], came, asked)
+            if bad := gate.admit(blocks, asked).bad or bad:
+                raise _refusal(gate, bad[0], blocks, asked)
 
-        admitted = gate.admit(came, asked, self.sums.revealing(clients))
+        admitted = gate.admit(blocks, asked, self.sums.revealing(clients))
         if admitted.bad:
             name(admitted.bad)
         try:
@@ -224,10 +224,10 @@ class _Arrivals:
         return left
 
 
-def _refusal(gate: Gate, bad: Dropped, came: Sequence[Block], asked: Asked) -> TrainingError:
+def _refusal(gate: Gate, bad: Dropped, blocks: Sequence[Block], asked: Asked) -> TrainingError:
     """The error for a refused reply: DivergedError if its numbers are not finite."""
     try:
-        for block in came:
+        for block in blocks:
             # Not if refused for its size: a search through an expanded tensor, which may have come
             # as a few bytes, needs memory for every number.
             if bad.client in block.clients and size_in_bytes(block.updates) <= gate.max_bytes:
@@ -252,11 +252,11 @@ def train_and_sum(
     of_round = terms.parts, terms.fixed, terms.infinite
     asked = Asked(jobs[0].t, clients, messages.__getitem__, *of_round)
     sums, good, others = _sums_of(clients, terms), list[Block](), list[Block]()
-    came = stream_of(backend)(update, jobs)
-    for block in came:
+    blocks = stream_of(backend)(update, jobs)
+    for block in blocks:
         of_block = asked._replace(clients=block.clients)
         if not (_alike([*good[:1], block]) and not terms.gate.admit([block], of_block).bad):
-            others = [block, *came]
+            others = [block, *blocks]
             break
         good += sums.add([block])
         del block  # while the next one is trained
