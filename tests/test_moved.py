@@ -46,6 +46,29 @@ MOVED = [
         ("read_parts",),
     ),
     ("fedshift.engine.shelf", "fedshift.engine.storage.client_states", ("Shelf",)),
+    (
+        "fedshift.experiments.config.prepared",
+        "fedshift.experiments.task.prepared",
+        ("Prepared",),
+    ),
+    (
+        "fedshift.experiments.config.settings",
+        "fedshift.experiments.config.training_objects",
+        ("local_of",),
+    ),
+    ("fedshift.experiments.measured", "fedshift.experiments.evaluation", ("Evaluation",)),
+    (
+        "fedshift.experiments.measures.measuring",
+        "fedshift.experiments.measures.task_scores",
+        ("few_tests",),
+    ),
+    (
+        "fedshift.experiments.measures.played",
+        "fedshift.experiments.measures.round_weights",
+        ("ess_of",),
+    ),
+    ("fedshift.experiments.training", "fedshift.experiments.first_checks", ("check_first_round",)),
+    ("fedshift.sweeps.measured", "fedshift.sweeps.results", ("rows_of",)),
 ]
 
 
