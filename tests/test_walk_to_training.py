@@ -92,6 +92,7 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_the_walk_is_the_one_that_is_drawn(config: Path, tmp_path: Path) -> None:
     """The control: clients trained one by one go another way."""
     files, entered = walked(config, tmp_path / "dense", "dense")

@@ -75,7 +75,7 @@ def both(make: Make, setting: Setting, federation: Federation, **options: Any) -
     return relative_difference(plain, other, start(algorithm, federation))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [pytest.param(m, id=k) for k, m in MAKE.items() if k not in ALONE])
 def test_the_loops_result_but_for_rounding(make: Make, setting: Setting) -> None:
     federation = make_federation(setting.model)

@@ -138,6 +138,7 @@ def test_what_is_no_target(result: Result, target: Any, why: str) -> None:
         result.for_target(target)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("method", "even"), [("balanced_softmax", True), ("fedavg", False)])
 @pytest.mark.parametrize("target", ["clients", "north"])
 def test_shares_that_training_takes_out_are_even(method: str, even: bool, target: str) -> None:

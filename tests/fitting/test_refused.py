@@ -152,6 +152,7 @@ def test_methods_of_ones_own_that_make_none(task: fs.Task, method: Any, match: s
         refused.match("test_refused.py, line|keyword-only")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("method", "keys", "match"),
     [

@@ -61,6 +61,7 @@ TEN = {
 }  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", COLUMNS)
 def test_every_columns_data_and_shift(name: str) -> None:
     columns = study(f"feddrm/{name}").columns

@@ -83,6 +83,7 @@ def test_figure_1_shows_clients_target_and_mixtures(tmp_path: Path) -> None:
     assert np.linalg.norm(first.residual) == pytest.approx(first.distance)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -108,6 +109,7 @@ def test_counts_that_cannot_be_drawn_are_refused(text: str, message: str, call: 
     assert [p.name for p in Path().iterdir()] == ["counts.csv"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("args", "message"),
     [

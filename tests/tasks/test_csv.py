@@ -121,6 +121,7 @@ def german(text: str) -> str:
     return text.translate(str.maketrans(",.", ".,"))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("missing", [False, True])
 @pytest.mark.parametrize(
     ("sep", "write"),
