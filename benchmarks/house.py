@@ -88,7 +88,7 @@ LATER = {
     "correction of the prior, weights of examples, baselines": 2000,
     "label sets and densities": 1300,
 }
-CORE_ASKED, PAPERS_ASKED = 33_500, 6000
+CORE_PLANNED, PAPERS_PLANNED = 33_500, 6000
 
 
 def room_of(path: str) -> str:
@@ -240,25 +240,25 @@ def page(commit: str, rows: tuple[Numbers, Numbers], rooms: tuple[Numbers, Numbe
         "",
         "## Lines of the core",
         "",
-        f"The core has {core:,} lines, and {CORE_ASKED:,} were asked for. It misses them by "
-        f"{core - CORE_ASKED:,}.",
+        f"The core has {core:,} lines; the plan gave it {CORE_PLANNED:,}. It is above by "
+        f"{core - CORE_PLANNED:,}.",
         "",
         f"- {new:,} lines are in rooms that did not exist before.",
         f"- {more:,} lines are what rooms that did exist have grown by. Those that grew most: "
         f"{grown(*rooms)}.",
-        f"- Later work had {later:,} lines of its own, as the last table says. With them "
-        f"{CORE_ASKED + later:,} were asked for, and {core - CORE_ASKED - later:,} are too many. "
+        f"- Later work had {later:,} lines of its own, as the last table says. With them the plan "
+        f"comes to {CORE_PLANNED + later:,}, and {core - CORE_PLANNED - later:,} are above it. "
         "Refusals of wrong use came later, too, without a budget.",
         "",
         "| room | budget | before | now |",
         "| --- | ---: | ---: | ---: |",
         *by_room,
         "",
-        "| later work | lines asked |",
+        "| later work | lines planned |",
         "| --- | ---: |",
         *budgets,
         "",
-        f"Papers have {rows[1]['of them papers']:,} lines, and {PAPERS_ASKED:,} were asked for. "
+        f"Papers have {rows[1]['of them papers']:,} lines; the plan gave them {PAPERS_PLANNED:,}. "
         "Tables and figures that came later had 1,300 more.",
     ]
     return "\n".join(text) + "\n"

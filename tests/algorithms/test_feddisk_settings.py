@@ -31,7 +31,7 @@ def test_degenerate_weights_are_refused(inputs: Setting, federated: Any) -> None
     assert text.startswith("client ")
     assert "importance weights of its" in text
     assert "less than least_ess = 0.95 allows" in text
-    assert "(density_rounds), or lower least_ess" in text  # options of both methods, these first
+    assert "(density_rounds), lower least_ess" in text  # options of both methods, these first
     assert "in feddisk lower temper or most" in text
     assert "bounds" not in text
     assert weighed(replace(algorithm, least_ess=0.0), federated()).t == 3
