@@ -219,13 +219,14 @@ def test_will_tuning_pay_is_answered(gain: float, error: float, answer: str) -> 
         mode="public", tune="kl", labelled=500, holders=(1,), absent_rounds=(0,),
         rounds=(SetRound(0, 0), first, late),
     )  # fmt: skip
-    (said,) = sentences(sets, ("cat",))
-    assert said.startswith(f"Will tuning pay? {answer} the aggregate has 50.0% on the server's 500")
-    assert ("kl +0.0 (no example changed);" in said) == (not error)
-    assert "± 0.0" not in said
-    assert "tried for round 1" not in said
-    (said,) = sentences(replace(sets, rounds=(late,)), ("cat",))
-    assert "Forecasts were tried for round 1 alone." in said
+    (sentence,) = sentences(sets, ("cat",))
+    start = f"Will tuning pay? {answer} the aggregate has 50.0% on the server's 500"
+    assert sentence.startswith(start)
+    assert ("kl +0.0 (no example changed);" in sentence) == (not error)
+    assert "± 0.0" not in sentence
+    assert "tried for round 1" not in sentence
+    (sentence,) = sentences(replace(sets, rounds=(late,)), ("cat",))
+    assert "Forecasts were tried for round 1 alone." in sentence
 
 
 @pytest.mark.few(1)

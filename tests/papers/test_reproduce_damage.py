@@ -314,6 +314,7 @@ def test_the_list_names_what_may_be_asked_for(capsys: pytest.CaptureFixture[str]
     first, *_, last = listed["fedpals/table1"]["columns"]
     assert first == {
         "dataset": "fashion-mnist", "split": "C=3", "seeds": 8, "rounds": 150, "extra": False,
+        "measured": True,
     }  # fmt: skip
     assert last["extra"]
     assert {"fedpals", "fedavg"} <= set(listed["fedpals/table4"]["methods"])
