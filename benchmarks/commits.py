@@ -7,7 +7,7 @@ pair is two new processes, one of each version, which play rounds in turn, TURNS
 ratio is that of the summed seconds. New processes, because where one's memory lies makes it some
 per cent faster or slower for all its life. The interval is that of the pairs' median by order
 statistics, at least 95 % where there are six pairs or more, else the range. `--write` writes
-results/commits.md. A row is a workload and a backend, as in W5/dense; W5 alone is the loop's.
+these rows to results/commits.md; others stay. W5/dense is a workload and a backend, W5 the loop's.
 """
 
 # ruff: noqa: E402
@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -163,36 +164,45 @@ def main() -> None:
     rows = options.only.split(",")
     if wrong := set(rows) - set(ROWS):
         parser.error(f"--only {','.join(sorted(wrong))}: allowed are {', '.join(ROWS)}")
-    commit = subprocess.run(
-        ["git", "-C", options.before, "rev-parse", "--short=8", "HEAD"],
-        capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
+    versions = short(options.before), short(ROOT)
     results = []
     for row in rows:
         results.append(compared(options.before.resolve(), row, options.pairs))
         print(json.dumps(results[-1]), flush=True)
     if options.write:
-        PAGE.write_text(page(results, commit, options.pairs))
+        PAGE.write_text(page(results, versions, options.pairs, PAGE.read_text()))
 
 
-def page(results: Sequence[dict[str, Any]], commit: str, pairs: int) -> str:
-    """The page of results: what was compared, and a row for each workload and backend."""
-    lines = [
-        "# Processor time of a round, now and before",
-        "",
-        f"Ratio now / before (commit {commit}), the median of {pairs} pairs of processes that take "
-        "turns. Below 1 is faster.",
-        "W1 and W5c have a fifth of their examples; W4 has one client and two steps.",
-        "",
-        f"    python benchmarks/commits.py --before CHECKOUT --pairs {pairs} --write",
-        "",
-        "| workload | backend | median ratio | interval of the median |",
-        "| --- | --- | ---: | ---: |",
-    ]
+def short(checkout: Path) -> str:
+    """The commit of a checkout."""
+    command = ["git", "-C", str(checkout), "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def page(
+    results: Sequence[dict[str, Any]], versions: tuple[str, str], pairs: int, former: str
+) -> str:
+    """The page of results: these rows, and those of the former page that were not measured now."""
+    lines = dict(re.findall(r"^(\| W\w+ \| [\w-]+) (\|.*)$", former, re.M))
     for r in results:
         spread = f"{r['low']:.3f} to {r['high']:.3f}"
-        lines.append(f"| {r['workload']} | {r['backend']} | {r['median']:.3f} | {spread} |")
-    return "\n".join(lines) + "\n"
+        lines[f"| {r['workload']} | {r['backend']}"] = (
+            f"| {versions[0]} | {versions[1]} | {pairs} | {r['median']:.3f} | {spread} |"
+        )
+    text = [
+        "# Processor time of a round, now and before",
+        "",
+        "Ratio now / before: the median of so many pairs of processes that take turns. Below 1 is "
+        "faster.",
+        "W1 and W5c have a fifth of their examples; W4 has one client and two steps.",
+        "",
+        "    python benchmarks/commits.py --before CHECKOUT --write",
+        "",
+        "| workload | backend | before | now | pairs | median ratio | interval of the median |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: |",
+        *(f"{key} {rest}" for key, rest in sorted(lines.items())),
+    ]
+    return "\n".join(text) + "\n"
 
 
 if __name__ == "__main__":

@@ -160,8 +160,8 @@ def cell(value: float | None) -> str:
 
 def ratios(page: str) -> dict[str, list[float | None]]:
     """Rows of times by workload, before as 1, from the table of results/commits.md."""
-    rows = re.findall(r"^\| (W\w+) \|(?: ([a-z][\w-]*) \|)? ([\d.]+) \|", page, re.M)
-    times = {f"{name}, {backend or 'loop'}": [1, float(ratio)] for name, backend, ratio in rows}
+    rows = re.findall(r"^\| (W\w+) \| ([\w-]+) \|(?: \w+ \|){3} ([\d.]+) \|", page, re.M)
+    times = {f"{name}, {backend}": [1, float(ratio)] for name, backend, ratio in rows}
     return {f"processor time of a round of {row}, before as 1": both for row, both in times.items()}
 
 
