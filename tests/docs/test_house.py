@@ -57,7 +57,9 @@ def test_the_pages_sums_are_those_of_its_rooms(house: ModuleType) -> None:
 
 def test_what_is_not_measured_says_so(house: ModuleType) -> None:
     assert house.cell(None) == "not measured"
-    table = "| W1 | 0.989 | 0.980 to 1.000 |\n| W5 | dense | 1.1 | 1 to 2 |\n| W | x |"
+    table = (
+        "| W1 | loop | a1 | b2 | 9 | 0.989 | 1 to 2 |\n| W5 | dense | a1 | b2 | 5 | 1.1 | 1 to 2 |"
+    )
     rows = house.ratios(table)
     assert list(rows.values()) == [[1, 0.989], [1, 1.1]]
     assert ["W1, loop" in row or "W5, dense" in row for row in rows] == [True, True]
