@@ -44,7 +44,7 @@ def check_unshared(folder: Path, *inside: Path) -> None:
     if os.name != "posix":
         return
     _check_mode(folder)
-    # Both with links resolved and as named: whoever may write where a link lies can redirect it.
+    # Both with links resolved and as named: a user who may write where a link lies can redirect it.
     real, named = folder.resolve(), folder.absolute()
     for place in dict.fromkeys((real, *real.parents, *named.parents)):
         # In a sticky folder such as /tmp, users can rename and remove only files of their own.
@@ -96,7 +96,7 @@ def _trusted() -> tuple[int, int]:
 
 
 def _shared(path: Path) -> tuple[str, str] | None:
-    """Who besides the owner may write there, and chmod's letter for them; None if nobody may."""
+    """Users besides the owner who may write there, and chmod's letter for them; None if no one."""
     mode = _mode(path)
     if mode & stat.S_IWOTH:
         return "every user", "o"

@@ -87,7 +87,7 @@ class Ccvr(Around):
         return weights > 0
 
     def broadcast(self, server: Parts, client: int) -> Parts:
-        # Not `inner`'s message: its other parts are for training, and nobody trains here.
+        # Not `inner`'s message: its other parts are for training, and no client trains here.
         return {"params": server["params"], "buffers": server["buffers"]}
 
     def client_update(

@@ -25,7 +25,7 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 @contextlib.contextmanager
 def ignore_write_errors(stream: TextIO) -> Iterator[None]:
-    """Go on silently if nobody can read any more: a closed pipe or connection, a full disk."""
+    """Go on silently if the output cannot be written any more: a closed pipe, a full disk."""
     try:
         yield
     except OSError:

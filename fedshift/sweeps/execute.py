@@ -153,7 +153,7 @@ def _in_parallel(
                     del active[channel]
         _stop_if(asked)
     finally:
-        # After an interruption, nobody waits for rounds under way: runs go on from checkpoints.
+        # After an interruption, do not wait for rounds under way: runs go on from checkpoints.
         for _, process in active.values():
             process.kill()
         for _, process in active.values():

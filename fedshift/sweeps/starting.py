@@ -39,7 +39,7 @@ class Forks:
     """Starts runs in forks, which share what this process has loaded and start in milliseconds.
 
     ours: this process's ends of the pipes to them. A fork closes the ends that it inherits. Else
-    its pipe would stay open after this process is killed, and it would train on for nobody.
+    its pipe would stay open after this process is killed, and it would go on training for no one.
     """
 
     ours: list[Connection] = field(default_factory=list)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import socket
 import ssl
 import sys
@@ -41,6 +40,7 @@ from fedshift.deploy.guard import (
 from fedshift.deploy.keys import read_client_key, write_authority, write_client_key
 from fedshift.deploy.processes import free_port
 from fedshift.errors import InputError
+from support.benchmark_files import load_benchmark
 from support.loopback import loopback, processes
 from support.signing import signed
 
@@ -354,15 +354,7 @@ def test_headers_are_limited(tmp_path: Path) -> None:
 @pytest.fixture
 def floods(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The benchmark of callers without a key."""
-    benchmarks = Path(__file__).parents[2] / "benchmarks"
-    monkeypatch.syspath_prepend(str(benchmarks))
-    spec = importlib.util.spec_from_file_location("floods", benchmarks / "floods.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "floods", module)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("floods.py", monkeypatch)
 
 
 def superlink_of(port: int) -> int:

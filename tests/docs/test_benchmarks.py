@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from fedshift.client.local import Local
 from fedshift.engine.processes.pool import workers
 from fedshift.errors import UnfitError
 from fedshift.model import build
+from support.benchmark_files import load_benchmark
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -27,16 +27,7 @@ def load(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     """A benchmark's file as a module, beside the files that it imports."""
 
     def loaded(path: str) -> ModuleType:
-        place = BENCHMARKS / path
-        monkeypatch.syspath_prepend(str(place.parent))
-        name = f"benchmark_{place.stem}"
-        spec = importlib.util.spec_from_file_location(name, place)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, module)  # dataclasses look their module up
-        spec.loader.exec_module(module)
-        return module
+        return load_benchmark(path, monkeypatch)
 
     return loaded
 

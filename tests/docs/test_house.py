@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from support.benchmark_files import load_benchmark
 from support.sources import FILES, place_of
 
 ROOT = Path(__file__).parents[2]
@@ -18,13 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def house(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The program that writes the page."""
-    spec = importlib.util.spec_from_file_location("house", ROOT / "benchmarks" / "house.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "house", module)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("house.py", monkeypatch)
 
 
 def numbers(row: str) -> list[int]:

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
-RUN = Path(__file__).parents[2] / "benchmarks" / "traps" / "run.py"
-_spec = importlib.util.spec_from_file_location("traps_run", RUN)
-assert _spec is not None
-assert _spec.loader is not None
-run = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = run
-_spec.loader.exec_module(run)
+from support.benchmark_files import load_benchmark
+
+run = load_benchmark("traps/run.py")
 TRAPS = list(run.traps())
 
 
