@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 
 from fedshift.errors import visible
 from fedshift.report.looks import DASHES, FILLS, MARKERS, THEME, Look
@@ -45,6 +46,18 @@ def alone(drawing: str) -> str:
     # There is no style sheet that would set the variables of colours, so they are filled in here.
     plain = re.sub(r"var\(--(\w+)\)", lambda m: THEME[m[1]][0], drawing)
     return plain.replace("</title>", '</title><rect width="100%" height="100%" fill="#fff"/>', 1)
+
+
+def sheet(title: str, drawings: Sequence[str]) -> str:
+    """Drawings below one another, as one drawing. Each keeps its size and its title."""
+    sizes = [re.search(r'viewBox="0 0 (\S+) (\S+)"', drawing) for drawing in drawings]
+    widths, heights = ([float(size[i]) for size in sizes if size] for i in (1, 2))
+    tops = [0.0, *accumulate(heights)]
+    body = [
+        drawing.replace("<svg ", f'<svg y="{number(top)}" ', 1)
+        for drawing, top in zip(drawings, tops[:-1], strict=True)
+    ]
+    return document(title, max(widths), tops[-1], body)
 
 
 def text(

@@ -337,7 +337,7 @@ def test_a_published_table_draws_itself_from_records(
     done = reproduce(replace(MINI, out=copied, publish=small))
     assert done.page == small / "table1" / "table.md"
     written = {p.name for p in small.rglob("*") if p.is_file()}
-    assert written == {"plot.svg", "runs.jsonl.gz", "table.md", "tuned.json"}
+    assert written == {"plots.svg", "runs.jsonl.gz", "table.md", "tuned.json"}
     page, records = (done.page.read_text(), (small / "table1" / "runs.jsonl.gz").read_bytes())
     values = [v for c in done.outcome.cells for v in c.values]
     assert all(f"{v.seed} `{v.run.id}`" in page for v in values)

@@ -32,19 +32,19 @@ def cells(page: str) -> list[list[str]]:
 
 
 def drawn(table: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Draw a table again by the command on its page, from its records alone."""
-    place = folder / Path(table).name
+    """Draw a table again by the command on its page, from its records alone, and publish it."""
+    place = folder / "out" / Path(table).name
     place.mkdir(parents=True)
     shutil.copy(RESULTS / table / RECORDS, place)
     (command,) = re.findall(
         r"^`(fedshift reproduce .*)`$", (RESULTS / table / "table.md").read_text(), re.M
     )
-    options = ["--no-train", "--out", str(folder), "--publish", str(folder)]
+    options = ["--no-train", "--out", str(folder / "out"), "--publish", str(folder)]
     monkeypatch.setattr(Column, "missing", lambda column: None)  # the data need not be here
     # A table whose records hold failed runs ends as it did when they failed: with code 4.
     failed = " failed)" in (RESULTS / table / "table.md").read_text()
     assert code_of(monkeypatch, *shlex.split(command)[1:], *options) == (4 if failed else 0)
-    return place
+    return folder / Path(table).name
 
 
 @pytest.mark.few(2)
@@ -74,7 +74,8 @@ def test_results_are_few_files() -> None:
 def test_a_figure_is_drawn_again_as_it_lies_there(name: str, tmp_path: Path) -> None:
     if (absent := missing_data("cifar-10")) is not None:
         pytest.skip(absent)
-    draw(figures()[f"feddrm/{name}"], Request(f"feddrm/{name}", tmp_path))
+    request = Request(f"feddrm/{name}", tmp_path / "out", publish=tmp_path)
+    draw(figures()[f"feddrm/{name}"], request)
     place = RESULTS / "feddrm" / name
     assert (tmp_path / name / "table.md").read_text() == (place / "table.md").read_text()
     assert sorted(p.name for p in place.glob("*.svg")) == sorted(

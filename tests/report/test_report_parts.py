@@ -28,7 +28,7 @@ from fedshift.report.charts import (
     ticks,
 )
 from fedshift.report.looks import LIGHT, look_of
-from fedshift.report.shapes import alone
+from fedshift.report.shapes import alone, sheet
 from fedshift.report.spread import spread
 from fedshift.report.svg import NARROW, WIDE, svg
 from fedshift.report.tables import Table, csv_text, html_table, latex, markdown, show
@@ -225,6 +225,21 @@ def test_a_drawing_alone_is_on_white_paper_with_plain_colours() -> None:
     assert first is not None
     assert (first.get("width"), first.get("fill")) == ("100%", "#fff")
     assert "var(--ink)" in svg(chart)  # the control: in a page, its style sheet decides
+
+
+def test_a_sheet_has_drawings_below_one_another() -> None:
+    """Each with its size and title; the sheet is as wide as the widest, and as high as all."""
+    bars = BarChart("b", ("p",), (Bars("fedavg", (0.5,)),), Axis("y"))
+    line = LineChart("t", (Series("fedavg", (0, 1), (0.5, 0.6)),), Axis("x"), Axis("y"))
+    drawings = [alone(svg(bars, NARROW)), alone(svg(line, WIDE)), alone(svg(bars, WIDE))]
+    sizes = [ET.fromstring(text).attrib for text in drawings]
+    whole = ET.fromstring(sheet("both", drawings))
+    heights = [float(size["height"]) for size in sizes]
+    assert (float(whole.attrib["width"]), float(whole.attrib["height"])) == (WIDE, sum(heights))
+    parts = whole.findall(f"{SVG}svg")
+    assert [float(part.attrib["y"]) for part in parts] == [0, heights[0], sum(heights[:2])]
+    assert [part.attrib["height"] for part in parts] == [size["height"] for size in sizes]
+    assert [title.text for title in whole.iter(f"{SVG}title") if title.text in "bt"] == list("btb")
 
 
 def test_a_telephone_has_narrow_drawings_without_notes() -> None:

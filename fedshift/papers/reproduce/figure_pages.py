@@ -14,10 +14,10 @@ from fedshift.files import clean, write
 from fedshift.papers.pictures.federations import federation_of
 from fedshift.papers.pictures.picture import Figure, Shown
 from fedshift.papers.protocols.study import missing_data
-from fedshift.papers.reproduce.output import PAGE, RESULTS, page_text
+from fedshift.papers.reproduce.output import PAGE, RESULTS, page_text, write_drawings
 from fedshift.papers.reproduce.reproduce import Request, make_places
 from fedshift.report.layout import html_page, items, note, section, table
-from fedshift.report.shapes import alone, escape
+from fedshift.report.shapes import escape
 from fedshift.report.tables import markdown
 
 
@@ -55,7 +55,7 @@ def draw(figure: Figure, request: Request) -> Drawing:
     write(page, _html(drawing))
     write(page.with_name(RESULTS), json.dumps(document_of(drawing), indent=1) + "\n")
     if request.publish is not None:
-        _write(request.publish / _folder(figure), drawing)
+        _write(request.publish / _folder(figure), drawing, one_file=True)
     return drawing
 
 
@@ -117,13 +117,10 @@ def _panels(drawing: Drawing) -> dict[str, tuple[str, str]]:
     }
 
 
-def _write(folder: Path, drawing: Drawing) -> None:
-    panels = _panels(drawing)
-    for name, (text, _) in panels.items():
-        write(folder / name, alone(text))
+def _write(folder: Path, drawing: Drawing, one_file: bool = False) -> None:
     figure, foot = drawing.figure, (*drawing.problems, *drawing.notes)
+    captions = write_drawings(folder, figure.title, _panels(drawing), one_file)
     tables = [markdown(t) for shown in drawing.shown.values() for t in shown.tables]
-    captions = {name: caption for name, (_, caption) in panels.items()}
     text = page_text(figure.name, figure.title, drawing.command, tables, captions, foot)
     write(folder / PAGE, text)
 

@@ -26,13 +26,13 @@ from fedshift.papers.reproduce.tables import (
 )
 from fedshift.papers.reproduce.verdict import margins, stopped_early, verdicts, without_value
 from fedshift.report.layout import figure, html_page, items, note, section, table
-from fedshift.report.shapes import alone, escape
+from fedshift.report.shapes import alone, escape, sheet
 from fedshift.report.svg import svg
 from fedshift.report.tables import csv_text, escape_markdown, latex, markdown
 from fedshift.sweeps.records import RECORDS, read_records, write_records
 from fedshift.sweeps.store import Store
 
-PAGE, RESULTS = "table.md", "results.json"
+PAGE, RESULTS, SHEET = "table.md", "results.json", "plots.svg"
 BOOTSTRAP = (
     "Intervals: percentile bootstrap over seeds, 10,000 resamples, the same for all cells of "
     "equally many seeds. With three seeds that is the range of the seeds, which covers a mean in "
@@ -143,14 +143,36 @@ def publish(folder: Path, outcome: Outcome, store: Store) -> Path:
     write_records(place / RECORDS, records)
     # The page is drawn from the records just written: so it is certain that they are enough.
     small = Store(place, read_records(place / RECORDS))
-    return _write_page(place, outcome, charts(outcome.plan.study, outcome.cells, small), small)
+    drawn = charts(outcome.plan.study, outcome.cells, small)
+    return _write_page(place, outcome, drawn, small, one_file=True)
 
 
-def _write_page(folder: Path, outcome: Outcome, drawn: Mapping[str, Drawn], store: Store) -> Path:
-    for name, chart in drawn.items():
-        write(folder / name, alone(svg(chart.chart)))
-    write(folder / PAGE, markdown_page(outcome, drawn, store))
+def _write_page(
+    folder: Path, outcome: Outcome, drawn: Mapping[str, Drawn], store: Store, one_file: bool = False
+) -> Path:
+    drawings = {name: (svg(chart.chart), chart.caption) for name, chart in drawn.items()}
+    captions = write_drawings(folder, outcome.plan.study.title, drawings, one_file)
+    write(folder / PAGE, markdown_page(outcome, captions, store))
     return folder / PAGE
+
+
+def write_drawings(
+    folder: Path, title: str, drawings: Mapping[str, tuple[str, str]], one_file: bool
+) -> dict[str, tuple[str, ...]]:
+    """Write drawings, each to its file or all to one, and return the captions by file.
+
+    drawings    file name -> (the drawing, its caption)
+    one_file    what is published is kept among other files for years, so it is few files
+    """
+    files = {name: alone(text) for name, (text, _) in drawings.items()}
+    captions = {name: (caption,) for name, (_, caption) in drawings.items()}
+    if one_file and files:
+        first, *others = files.values()
+        files = {SHEET: sheet(title, (first, *others)) if others else first}
+        captions = {SHEET: tuple(caption for (caption,) in captions.values())}
+    for name, text in files.items():
+        write(folder / name, text)
+    return captions
 
 
 def study_of(folder: Path) -> str | None:
@@ -203,24 +225,27 @@ def _cell(cell: Cell) -> dict[str, Any]:
     }
 
 
-def markdown_page(outcome: Outcome, drawn: Mapping[str, Drawn], store: Store) -> str:
+def markdown_page(outcome: Outcome, captions: Mapping[str, Sequence[str]], store: Store) -> str:
     """The page in Markdown: tables with links to runs, drawings, and the notes at the foot."""
     study, like = outcome.plan.study, paper_table(outcome.plan.study, outcome.cells)
     runs = runs_by_seed(outcome.cells, store, "[{}]({})", "{} `{}`")
     linked = markdown(replace(cell_table(study, outcome.cells), caption=""), runs)
     tables = [*([markdown(like)] if like else []), linked]
-    captions = {name: chart.caption for name, chart in drawn.items()}
     foot = (*outcome.problems, *outcome.notes)
     return page_text(study.name, study.title, outcome.command, tables, captions, foot)
 
 
 def page_text(
-    name: str, title: str, command: str, tables: Sequence[str], captions: Mapping[str, str],
-    foot: Sequence[str],
+    name: str, title: str, command: str, tables: Sequence[str],
+    captions: Mapping[str, Sequence[str]], foot: Sequence[str],
 ) -> str:  # fmt: skip
-    """A table's or figure's page in Markdown; captions by the file name of the drawing."""
+    """A table's or figure's page in Markdown; captions by the file name of their drawings."""
     parts = [f"# {name}: {escape_markdown(title)}\n", f"`{command}`\n", *tables]
-    parts += [f"![{n}]({n})\n\n{escape_markdown(c)}\n" for n, c in captions.items()]
+    for file, texts in captions.items():
+        lines = [escape_markdown(text) for text in texts]
+        if len(lines) > 1:
+            lines = ["From top to bottom:\n", *(f"{i}. {t}" for i, t in enumerate(lines, 1))]
+        parts += [f"![{file}]({file})\n", "\n".join(lines) + "\n"]
     parts += ["".join(f"- {escape_markdown(n)}\n" for n in foot)]
     return "\n".join(parts)
 
