@@ -165,11 +165,11 @@ def write_drawings(
     one_file    what is published is kept among other files for years, so it is few files
     """
     files = {name: alone(text) for name, (text, _) in drawings.items()}
-    captions = {name: (caption,) for name, (_, caption) in drawings.items()}
+    captions: dict[str, tuple[str, ...]] = {name: (text,) for name, (_, text) in drawings.items()}
     if one_file and files:
         first, *others = files.values()
         files = {SHEET: sheet(title, (first, *others)) if others else first}
-        captions = {SHEET: tuple(caption for (caption,) in captions.values())}
+        captions = {SHEET: tuple(text for _, text in drawings.values())}
     for name, text in files.items():
         write(folder / name, text)
     return captions
