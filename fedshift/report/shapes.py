@@ -14,6 +14,7 @@ from fedshift.errors import visible
 from fedshift.report.looks import DASHES, FILLS, MARKERS, THEME, Look
 
 INK = "var(--ink)"
+CAPTION = 22.0  # height of the line above a drawing of a sheet, in pixels
 Point = tuple[float, float]
 
 
@@ -48,16 +49,17 @@ def alone(drawing: str) -> str:
     return plain.replace("</title>", '</title><rect width="100%" height="100%" fill="#fff"/>', 1)
 
 
-def sheet(title: str, drawings: Sequence[str]) -> str:
-    """Drawings below one another, as one drawing. Each keeps its size and its title."""
-    sizes = [re.search(r'viewBox="0 0 (\S+) (\S+)"', drawing) for drawing in drawings]
+def sheet(title: str, drawings: Sequence[tuple[str, str]]) -> str:
+    """(drawing, caption) below one another, as one drawing; each keeps its size and its title."""
+    sizes = [re.search(r'viewBox="0 0 (\S+) (\S+)"', drawing) for drawing, _ in drawings]
     widths, heights = ([float(size[i]) for size in sizes if size] for i in (1, 2))
-    tops = [0.0, *accumulate(heights)]
-    body = [
-        drawing.replace("<svg ", f'<svg y="{number(top)}" ', 1)
-        for drawing, top in zip(drawings, tops[:-1], strict=True)
-    ]
-    return document(title, max(widths), tops[-1], body)
+    tops = [0.0, *accumulate(CAPTION + height for height in heights)]
+    body = []
+    for (drawing, caption), top in zip(drawings, tops[:-1], strict=True):
+        below = number(top + CAPTION)
+        body += [text(4, top + CAPTION - 6, caption, "start", 12, bold=True)]
+        body += [drawing.replace("<svg ", f'<svg y="{below}" ', 1)]
+    return alone(document(title, max(widths), tops[-1], body))
 
 
 def text(

@@ -228,18 +228,23 @@ def test_a_drawing_alone_is_on_white_paper_with_plain_colours() -> None:
 
 
 def test_a_sheet_has_drawings_below_one_another() -> None:
-    """Each with its size and title; the sheet is as wide as the widest, and as high as all."""
+    """Each with its size, its title and a caption; the sheet is as wide as the widest."""
     bars = BarChart("b", ("p",), (Bars("fedavg", (0.5,)),), Axis("y"))
     line = LineChart("t", (Series("fedavg", (0, 1), (0.5, 0.6)),), Axis("x"), Axis("y"))
-    drawings = [alone(svg(bars, NARROW)), alone(svg(line, WIDE)), alone(svg(bars, WIDE))]
-    sizes = [ET.fromstring(text).attrib for text in drawings]
-    whole = ET.fromstring(sheet("both", drawings))
-    heights = [float(size["height"]) for size in sizes]
-    assert (float(whole.attrib["width"]), float(whole.attrib["height"])) == (WIDE, sum(heights))
+    drawings = [svg(bars, NARROW), svg(line, WIDE), svg(bars, WIDE)]
+    text = sheet("all", [*zip(drawings, ("<1>", "2", "3"), strict=True)])
+    assert "var(" not in text
+    whole, sizes = ET.fromstring(text), [ET.fromstring(d).attrib for d in drawings]
     parts = whole.findall(f"{SVG}svg")
-    assert [float(part.attrib["y"]) for part in parts] == [0, heights[0], sum(heights[:2])]
     assert [part.attrib["height"] for part in parts] == [size["height"] for size in sizes]
-    assert [title.text for title in whole.iter(f"{SVG}title") if title.text in "bt"] == list("btb")
+    assert [t.text for t in whole.iter(f"{SVG}title") if t.text in {"b", "t"}] == ["b", "t", "b"]
+    assert [t.text for t in whole.findall(f"{SVG}text")] == ["<1>", "2", "3"]
+    heights = [float(size["height"]) for size in sizes]
+    lines = float(parts[0].attrib["y"])
+    tops = [lines, 2 * lines + heights[0], 3 * lines + sum(heights[:2])]
+    assert [float(part.attrib["y"]) for part in parts] == tops
+    assert float(whole.attrib["height"]) == 3 * lines + sum(heights)
+    assert float(whole.attrib["width"]) == WIDE
 
 
 def test_a_telephone_has_narrow_drawings_without_notes() -> None:

@@ -167,8 +167,8 @@ def write_drawings(
     files = {name: alone(text) for name, (text, _) in drawings.items()}
     captions: dict[str, tuple[str, ...]] = {name: (text,) for name, (_, text) in drawings.items()}
     if one_file and files:
-        first, *others = files.values()
-        files = {SHEET: sheet(title, (first, *others)) if others else first}
+        several = len(files) > 1
+        files = {SHEET: sheet(title, [*drawings.values()]) if several else files.popitem()[1]}
         captions = {SHEET: tuple(text for _, text in drawings.values())}
     for name, text in files.items():
         write(folder / name, text)
