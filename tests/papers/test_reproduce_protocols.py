@@ -105,11 +105,14 @@ def test_validation_decides_and_never_the_test_set() -> None:
 
 
 @pytest.mark.slow
-def test_tuned_values_can_ship_with_the_protocol() -> None:
-    shipped = shipped_tuning(study("fedpals/table1"))
-    assert shipped.name == "fedpals_tuned.json"
-    for (column, row), record in read_tuned(shipped).items():
-        shown = study("fedpals/table1")
+@pytest.mark.parametrize("name", ["fedpals/table1", "feddrm/table1-published"])
+def test_tuned_values_ship_with_the_protocol(name: str) -> None:
+    shown = study(name)
+    shipped = shipped_tuning(shown)
+    assert shipped.name == f"{name.partition('/')[0]}_tuned.json"
+    records = read_tuned(shipped)
+    assert records
+    for (column, row), record in records.items():
         assert column in {c.key for c in shown.columns}
         assert set(record["options"]) == set(next(r.grid for r in shown.rows if r.label == row))
 
