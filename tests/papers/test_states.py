@@ -35,7 +35,7 @@ def test_measured_columns_are_those_of_the_page(row: dict[str, str]) -> None:
 
 
 def test_a_column_that_is_measured_says_so() -> None:
-    assert measured_columns(targets()["fedpals/fig6"]) == ()
+    assert measured_columns(targets()["fedpals/fig3b"]) == ()
     assert "CIFAR-10 C=3-E=1" in measured_columns(targets()["labelsets/tuning"])
 
 
