@@ -28,12 +28,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedshift.kernels.torch_private import HOLDERS
-
 Source = Literal["torch", "numpy", "python"]
 SOURCES: frozenset[Source] = frozenset(("torch", "numpy", "python"))
 # How deeply nested containers (a list of lists, ...) are searched for generators.
 DEEP = 4
+# Attributes that torch gives to every module: tensors, submodules, hooks. The network's author has
+# put no generator there.
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 class _Shared:
@@ -113,7 +114,7 @@ def _same_numpy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         if isinstance(a, Mapping):
             if not _same_numpy(a, b):
                 return False
-        elif not np.array_equal(a, b):
+        elif not (np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b):
             return False
     return True
 
@@ -121,7 +122,7 @@ def _same_numpy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def generators_of(net: nn.Module) -> tuple[torch.Generator, ...]:
     """The `torch.Generator`s that the network's modules hold, also `DEEP` containers deep."""
     seen: dict[int, torch.Generator] = {}
-    values = [v for m in net.modules() for name, v in vars(m).items() if name not in HOLDERS]
+    values = [v for m in net.modules() for k, v in vars(m).items() if k not in OF_EVERY_MODULE]
     for _ in range(1 + DEEP):
         inside: list[Any] = []
         for value in values:

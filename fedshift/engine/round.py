@@ -295,6 +295,7 @@ def _no_update(opened: Opened, dropped: Sequence[Dropped]) -> TrainingError:
 
 
 def _check_limits(opened: Opened, gate: Gate, table: Params, used: int) -> None:
-    rows = {name: column[opened.ids] for name, column in table.items()}
+    # A gap to no target is NaN, and reads no rows.
+    rows = {name: column[opened.ids] for name, column in table.items()} if gate.target else {}
     if why := gate.lacking(used, gate.gap(rows, opened.weights)):
         raise TrainingError(f"round {opened.t}: {why}")

@@ -46,6 +46,8 @@ def capped(weights: Tensor, cap: float, able: Tensor | None = None) -> Tensor:
     [0.5, 0.375, 0.125]
     """
     check_cap("cap", cap)
+    if not bool((weights > cap * (1.0 + ROUNDING)).any()):  # all weights, where the cap is 1
+        return weights
     some = weights > 0
     able = torch.ones_like(some) if able is None else able | some
     most = max(cap, 1.0 / max(int(able.sum()), 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,12 +11,13 @@ from torch import Tensor
 
 from fedshift.client.local import Local, plan_all, plan_many
 from fedshift.data import Plan
-from fedshift.engine.backends import Reply
+from fedshift.engine.backends import Block, Reply
 from fedshift.engine.checks.gate import Asked, Gate
 from fedshift.engine.checks.replies import block_of
 from fedshift.engine.sums.running import RunningSums
 from fedshift.engine.sums.summing import check_and_sum
 from fedshift.errors import DivergedError, TrainingError
+from fedshift.tree import stack
 from support.federations import make_clients
 
 CLIENTS = 6
@@ -34,7 +35,7 @@ def each(part: str, change: Callable[[Tensor], Any]) -> Callable[[Reply], Reply]
     )
 
 
-def let(came: list[Reply], weights: Tensor | None = None) -> RunningSums:
+def let(came: Sequence[Reply | Block], weights: Tensor | None = None) -> RunningSums:
     """The sums after these replies, three at a time."""
     by = torch.full((CLIENTS,), 0.25, dtype=torch.float64) if weights is None else weights
     sums = RunningSums(torch.arange(CLIENTS), {"delta": by, "own": by})
@@ -78,6 +79,27 @@ def test_clients_left_out_of_a_sum_are_checked() -> None:
     with pytest.raises(DivergedError, match="client 1 sent non-finite"):
         let(replies(c1=reply(1, torch.nan)), weights)
     assert let(replies(), weights).parts()["delta"]["w"].tolist() == [0.5, 1.0]
+
+
+def together(came: list[Reply]) -> Block:
+    """The replies as one block."""
+    updates = stack([r.update for r in came])
+    return Block(tuple(r.client for r in came), updates, {}, came[0].t)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+@pytest.mark.parametrize("left_out", [(), (1,)])
+def test_a_block_is_checked_as_its_clients_are(number: float, left_out: tuple[int, ...]) -> None:
+    """By its sums; a client that these leave out by itself. The second bad client is not named."""
+    weights = torch.tensor([0.0 if i in left_out else 0.25 for i in range(CLIENTS)]).double()
+    came = replies(c1=reply(1, number), c4=reply(4, number))
+    for blocks in ([together(came)], [together(came[3:]), together(came[:3])]):
+        with pytest.raises(DivergedError, match='client 1 sent non-finite numbers in "delta/w"'):
+            let(blocks, weights)
+    alone = let(replies(), weights).parts()["delta"]["w"]
+    assert torch.equal(let([together(replies())], weights).parts()["delta"]["w"], alone)
+    large = [of_its_own(lambda v: v.double() * 1.7e308, reply(i)) for i in range(CLIENTS)]
+    assert not let([together(large)], torch.ones(CLIENTS).double()).finite()  # no reply is to blame
 
 
 def test_parts_that_are_not_summed_are_checked() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -35,6 +36,11 @@ class Recipe:
     decay: float
     pulled: Mapping[str, float]
     shifted: tuple[str, ...]
+
+    @cached_property
+    def lowest(self) -> int:
+        """The lowest layer that is trained: nothing below it needs a gradient."""
+        return min(i for i, layer in enumerate(self.layers) if set(layer[:2]) & set(self.moving))
 
 
 class Nets(NamedTuple):
@@ -82,9 +88,7 @@ class Nets(NamedTuple):
         delta [c, K, B] is the gradient by the logits, without momentum already multiplied by -lr;
         lr [c, 1, 1] is 0 for a client without a batch. Returns None if the first layer is frozen.
         """
-        layers, moving = self.recipe.layers, self.recipe.moving
-        # Nothing below the lowest trained layer needs a gradient.
-        lowest = min(i for i, layer in enumerate(layers) if set(layer[:2]) & set(moving))
+        layers, lowest = self.recipe.layers, self.recipe.lowest
         for i in range(len(layers) - 1, max(lowest, 1) - 1, -1):
             # Compute the delta below before this layer moves: it needs the old weights.
             below = delta
