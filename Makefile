@@ -35,7 +35,7 @@ test: $(VENV)/.dev
 # A federation of real processes waits half of its time, for processes that start: three files run
 # side by side, each with folders and ports of its own. A file's tests share its federation.
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m slow -n 2 --ignore=tests/deploy
+	$(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/deploy
 	$(BIN)/python -m pytest -q -m slow -n 3 --dist loadfile --no-loadscope-reorder tests/deploy
 
 # The same with another version of Flower, in an environment of its own. What 1.42 asks for in other

@@ -86,7 +86,7 @@ def test_two_rounds_on_a_whole_data_set(name: str, tmp_path: Path) -> None:
     needs(name)
     answer = fedshift(
         tmp_path, "demo", "--out", "o", "-c", f"data.name={name}", "-c", "training.rounds=2",
-        "-c", "selection.grid=[0.5]",
+        "-c", "training.steps=10", "-c", "selection.grid=[0.5]",
     )  # fmt: skip
     assert [r["method"] for r in answer["runs"]] == ["fedavg", "fedpals", "oracle"]
     assert all(0 < r["target_accuracy"] <= 1 for r in answer["runs"])
@@ -156,8 +156,8 @@ def test_the_feddrm_tables_run_on_their_own_network(tmp_path: Path) -> None:
     methods = "confree,ditto,fedala,fedas,fedavgft,fedbabu_drm_repo,feddrm,fedpac,fedrep"
     answer = fedshift(
         tmp_path, "reproduce", "feddrm/table1", "--dataset", "cifar-10", "--split", "SPC=5",
-        "--rounds", "2", "--out", "r", "-c", "data.limit=100", "-c", "training.steps=5",
-        "-c", "training.batch=2", "--methods", methods, "--jobs", "2",
+        "--rounds", "2", "--out", "r", "-c", "data.limit=100", "-c", "training.steps=3",
+        "-c", "training.batch=1", "--methods", methods, "--jobs", "1",
     )  # fmt: skip
     assert not answer["failures"]
     assert len(answer["trained"]) == 9
