@@ -80,13 +80,18 @@ def test_the_picture_of_the_readme_is_that_of_the_demo(
     assert all(f">{accuracy}%<" in stored for accuracy in accuracies)
 
 
-@pytest.mark.parametrize("name", ["fashion-mnist", "cifar-10"])
-def test_two_rounds_on_a_whole_data_set(name: str, tmp_path: Path) -> None:
+# A few steps leave CIFAR-10 at one class, which the target may lack: it has its whole epochs.
+@pytest.mark.parametrize(
+    ("name", "shorter"), [("fashion-mnist", ("-c", "training.steps=10")), ("cifar-10", ())]
+)
+def test_two_rounds_on_a_whole_data_set(
+    name: str, shorter: tuple[str, ...], tmp_path: Path
+) -> None:
     """One data set of each file format; MNIST's is that of Fashion-MNIST."""
     needs(name)
     answer = fedshift(
         tmp_path, "demo", "--out", "o", "-c", f"data.name={name}", "-c", "training.rounds=2",
-        "-c", "training.steps=10", "-c", "selection.grid=[0.5]",
+        "-c", "selection.grid=[0.5]", *shorter,
     )  # fmt: skip
     assert [r["method"] for r in answer["runs"]] == ["fedavg", "fedpals", "oracle"]
     assert all(0 < r["target_accuracy"] <= 1 for r in answer["runs"])
@@ -137,7 +142,7 @@ def test_routing_in_the_small_setting(tmp_path: Path) -> None:
     assert min(served[1:]) >= served[0] - 0.3
 
     methods = ("--methods", "feddrm,fedrep", "--seeds", "0")
-    now = rows_of(fedshift(tmp_path, *table, "--jobs", "2", "--out", "now", *methods))
+    now = rows_of(fedshift(tmp_path, *table, "--jobs", "1", "--out", "now", *methods))
     check_seed(now, 0)
     assert len(now) == 17
     for label, values in now.items():
