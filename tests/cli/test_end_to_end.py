@@ -161,7 +161,7 @@ def test_the_feddrm_tables_run_on_their_own_network(tmp_path: Path) -> None:
     methods = "confree,ditto,fedala,fedas,fedavgft,fedbabu_drm_repo,feddrm,fedpac,fedrep"
     answer = fedshift(
         tmp_path, "reproduce", "feddrm/table1", "--dataset", "cifar-10", "--split", "SPC=5",
-        "--rounds", "2", "--out", "r", "-c", "data.limit=100", "-c", "training.steps=3",
+        "--rounds", "2", "--out", "r", "-c", "data.limit=100", "-c", "training.steps=5",
         "-c", "training.batch=1", "--methods", methods, "--jobs", "1",
     )  # fmt: skip
     assert not answer["failures"]
