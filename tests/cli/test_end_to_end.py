@@ -8,12 +8,15 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedshift import datasets
+from fedshift.papers.reproduce.catalogue import study
+from fedshift.papers.reproduce.reproduce import Request, reproduce
 from fedshift.report.shapes import alone
 from fedshift.sweeps.records import RECORDS
 from support.shown import alike
@@ -115,7 +118,7 @@ def check_seed(rows: dict[str, dict[int, float]], seed: int) -> None:
     assert abs(rows["FedDRM, oracle-routed"][seed] - average) < 0.1
 
 
-def test_routing_in_the_small_setting(tmp_path: Path) -> None:
+def test_routing_in_the_small_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks hold for the recorded seeds 0 to 2; and seed 0, trained now, equals its record.
 
     All seeds, and all lambdas, run the same code: with one of each, a sixth is trained.
@@ -141,10 +144,13 @@ def test_routing_in_the_small_setting(tmp_path: Path) -> None:
     served = [mean(f"FedDRM{lam}, average accuracy") for lam in (" lambda=0.5", "", " lambda=0.95")]
     assert min(served[1:]) >= served[0] - 0.3
 
-    methods = ("--methods", "feddrm,fedrep", "--seeds", "0", "-c", "method.lam=0.8")
-    answer = fedshift(tmp_path, *table, "--jobs", "1", "--out", "now", *methods)
-    assert len(answer["trained"]) == 2
-    now = {k: v for k, v in rows_of(answer).items() if "lambda" not in k}
+    whole = study("feddrm/small")
+    fewer = replace(whole, rows=tuple(row for row in whole.rows if "lambda" not in row.label))
+    monkeypatch.setattr("fedshift.papers.reproduce.reproduce.study", lambda name: fewer)
+    sets, methods = ("fashion-mnist-mini",), ("feddrm", "fedrep")
+    done = reproduce(Request("feddrm/small", tmp_path / "now", sets, (), methods, (0,)))
+    assert len(done.report.trained) == 2
+    now = {c.row.label: {v.seed: v.value for v in c.values} for c in done.outcome.cells}
     check_seed(now, 0)
     assert len(now) == 11
     for label, values in now.items():
