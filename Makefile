@@ -32,10 +32,12 @@ test test-slow: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
+# A file's tests run in one process, in order: what they share (a fixture of the module, workers, runs
+# to compare with) is made once.
 # A federation of real processes waits half of its time, for processes that start: three files run
 # side by side, each with folders and ports of its own. A file's tests share its federation.
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m slow -n 2 --ignore=tests/deploy
+	$(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/deploy
 	$(BIN)/python -m pytest -q -m slow -n 3 --dist loadfile --no-loadscope-reorder tests/deploy
 
 # The same with another version of Flower, in an environment of its own. What 1.42 asks for in other

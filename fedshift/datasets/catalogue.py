@@ -8,7 +8,7 @@ decoded, see `base.content_sha256`) is checked at every load and guards against 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -32,10 +32,15 @@ def read_mini(folder: Path) -> tuple[Samples, Samples]:
 
     Shapes: x uint8 [7000, 1, 28, 28] and [3000, 1, 28, 28].
     """
-    samples = idx.read_samples(folder, "t10k", len(_FASHION))
+    samples = _shipped_images(folder)
     # Per class, so that both parts are balanced.
     first = _rank_within_class(samples.y) < MINI_TRAIN
     return samples.take(first.nonzero()[:, 0]), samples.take((~first).nonzero()[:, 0])
+
+
+@cache  # the package's own files: small, unchanged, and read again by every run of a table
+def _shipped_images(folder: Path) -> Samples:
+    return idx.read_samples(folder, "t10k", len(_FASHION))
 
 
 def entries() -> tuple[Entry, ...]:

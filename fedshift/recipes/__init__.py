@@ -123,7 +123,7 @@ def recipe(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> Reci
     ['mu', 'tau', 'weights', 'lam', 'ess', 'cap', 'fidelity']
     """
     check_name("method", name, __all__)
-    plain = _described(name, globals()[name], _TRAITS.get(name, Traits()))
+    plain = _of_the_library(name, globals()[name])
     weights = options.get("weights")
     if weights is None:
         return plain
@@ -196,6 +196,11 @@ def _described(name: str, make: Callable[..., Algorithm], traits: Traits) -> Rec
         },
         traits,
     )
+
+
+@functools.cache  # a table of results asks for the same few methods ten thousand times
+def _of_the_library(name: str, make: Callable[..., Algorithm]) -> Recipe:
+    return _described(name, make, traits_of(name))
 
 
 def traits_of(name: str) -> Traits:

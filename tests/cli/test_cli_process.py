@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from fedshift.cli.diagnosis import diagnose_files
 from fedshift.errors import InputError
 from fedshift.files import write
 from support.broken_inputs import COUNTS, GOOD, TARGET
+from support.command_line import calling
 from support.federations import hears_ctrl_c
 
 SCRIPT = Path(sys.executable).with_name("fedshift")
+Call = Callable[..., tuple[int, str, str]]
 ENV = {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"OMP_NUM_THREADS": "1"}
 LONG = ["-c", "training.rounds=100000", "-c", "model.name=linear"]
 
@@ -33,6 +36,10 @@ def ran(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
         [SCRIPT, *args], cwd=folder, capture_output=True, text=True, check=False, env=ENV | env
     )
     return done.returncode, done.stdout, done.stderr
+
+
+# What does not depend on the process itself runs in this one.
+here = calling()
 
 
 @pytest.mark.slow
@@ -116,9 +123,9 @@ def test_a_library_that_fails_to_load_is_no_interruption(tmp_path: Path) -> None
      (["datasets", "fech"], "No such command 'fech'. Did you mean 'fetch'?"),
      (["nothing"], "No such command 'nothing'.")],
 )  # fmt: skip
-def test_the_nearest_match_is_named_once(args: list[str], message: str, tmp_path: Path) -> None:
-    assert ran(tmp_path, *args)[2].splitlines()[-1] == f"Error: {message}"
-    assert json.loads(ran(tmp_path, *args, "--format", "json")[2])["error"] == message
+def test_the_nearest_match_is_named_once(args: list[str], message: str, here: Call) -> None:
+    assert here(*args)[2].splitlines()[-1] == f"Error: {message}"
+    assert json.loads(here(*args, "--format", "json")[2])["error"] == message
 
 
 @pytest.mark.slow
@@ -192,25 +199,31 @@ def test_usage_errors_as_json(args: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_data_folder_is_named(tmp_path: Path) -> None:
+def test_a_lost_data_folder_is_named(
+    here: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     line = "warning: $FEDSHIFT_DATA: no such folder: /nonexistent\n"
-    assert ran(tmp_path, "datasets", FEDSHIFT_DATA="/nonexistent")[::2] == (0, line)
-    assert ran(tmp_path, "datasets", FEDSHIFT_DATA=str(tmp_path))[2] == ""
+    for folder, warning in (("/nonexistent", line), (str(tmp_path), "")):
+        monkeypatch.setenv("FEDSHIFT_DATA", folder)
+        assert here("datasets")[::2] == (0, warning)
 
 
 @pytest.mark.slow
-def test_a_used_folder_is_refused_before_data_are_loaded(tmp_path: Path) -> None:
+def test_a_used_folder_is_refused_before_data_are_loaded(
+    here: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "f.toml").write_text(GOOD.replace("fashion-mnist-mini", "mnist"))
     (tmp_path / "o").mkdir()
     (tmp_path / "o" / "mine").touch()
     for args in (["run", "f.toml"], ["demo", "-c", "data.name=mnist"]):
-        code, _, err = ran(tmp_path, *args, "--out", "o", XDG_CACHE_HOME=str(tmp_path))
+        code, _, err = here(*args, "--out", "o")
         assert code == 2
         assert err == "error: o: exists and is not an empty folder; give another --out\n"
 
 
 @pytest.mark.slow
-def test_a_page_replaces_only_pages(tmp_path: Path) -> None:
+def test_a_page_replaces_only_pages(here: Call, tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text(COUNTS)
     (tmp_path / "t.csv").write_text(TARGET)
     (tmp_path / "notes.html").write_text("my notes")
@@ -220,13 +233,12 @@ def test_a_page_replaces_only_pages(tmp_path: Path) -> None:
             ("c.csv", "the report is an HTML page; give it a name that ends in .html"),
             ("notes.html", "exists and is not an HTML page; give another name"),
         ):
-            code, _, err = ran(tmp_path, *command, name)
+            code, _, err = here(*command, name)
             assert (code, err) == (2, f"error: {name}: {why}\n")
     assert (tmp_path / "c.csv").read_text() == COUNTS
     assert (tmp_path / "notes.html").read_text() == "my notes"
-    for _ in range(2):
-        assert ran(tmp_path, "diagnose", "--counts", "c.csv", "--target", "t.csv",
-                   "--report", "p.html")[0] == 0  # fmt: skip
+    args = ("--counts", "c.csv", "--target", "t.csv", "--report", "p.html")
+    assert [here("diagnose", *args)[0] for _ in range(2)] == [0, 0]
 
 
 def test_a_read_only_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +282,7 @@ def test_a_bar_fits_eighty_columns() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 80])
 def test_text_fits_the_width(
-    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    columns: int, capsys: pytest.CaptureFixture[str], here: Call, monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -287,5 +299,5 @@ def test_text_fits_the_width(
     )  # fmt: skip
     verdict = capsys.readouterr().out.partition("┏")[0].splitlines()
     assert max(map(len, verdict)) <= columns
-    _, out, _ = ran(tmp_path, "methods", COLUMNS=str(columns))
+    _, out, _ = here("methods")
     assert max(map(len, out.splitlines())) <= columns

@@ -66,6 +66,15 @@ def test_mini_takes_the_first_700_of_each_class_to_train(tmp_path: Path) -> None
     assert mini.classes[9] == "Ankle boot"
 
 
+def test_a_change_of_the_shipped_images_stays_in_its_load() -> None:
+    """The files are read once for a process, and no load shares its tensors."""
+    changed = datasets.load("fashion-mnist-mini")
+    for part in (changed.train, changed.test):
+        part.x.zero_()
+        part.y.zero_()
+    assert datasets.load("fashion-mnist-mini").sha256 == changed.sha256
+
+
 @pytest.mark.slow
 def test_full_fashion_mnist_where_found() -> None:
     full, mini = on_this_machine("fashion-mnist"), datasets.load("fashion-mnist-mini")

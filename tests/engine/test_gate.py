@@ -253,9 +253,9 @@ def test_fuzzed_replies(place: Arena) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_many_fuzzed_replies(seed: int, place: Arena) -> None:
-    fuzzed = fuzz(place, 10_000, seed=100 + seed)
+    fuzzed = fuzz(place, 4_000, seed=100 + seed)
     assert fuzzed.broken == ()
 
 

@@ -14,7 +14,7 @@ from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, loop
 from fedshift.engine.checks.gate import Asked, Gate
-from fedshift.engine.processes.pool import workers
+from fedshift.engine.processes.pool import Team, workers
 from fedshift.engine.run import Federation, run
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.sums.running import RunningSums
@@ -34,16 +34,21 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Team]:
+    """Two workers for the runs of all methods: to start them anew takes longer than a run."""
+    with workers(make_clients(), 2) as team:
+        yield team
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-def test_every_method_with_sums_of_sums(make: Any, setting: Setting) -> None:
+def test_every_method_with_sums_of_sums(make: Any, setting: Setting, pair: Team) -> None:
     """The loop's result up to the order of sums, the same each time."""
-    federation, algorithm = make_federation(setting.model), make(setting)
+    federation = make_federation(setting.model, tuple(pair.clients))
+    algorithm, backend = make(setting), pair.blocks(loop)
     alone = last(run(algorithm, federation, ROUNDS))
-    with workers(federation.clients, 2) as team:
-        one, two = (
-            last(run(algorithm, federation, ROUNDS, backend=team.blocks(loop))) for _ in range(2)
-        )
+    one, two = (last(run(algorithm, federation, ROUNDS, backend=backend)) for _ in range(2))
     assert far(alone, one) < 1e-5
     assert not different(one, two)
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,20 +29,26 @@ from fedshift.recipes import Setting
 from fedshift.tree import Parts
 from support.comparing import max_difference
 from support.every_method import MAKE, ROUNDS, Make
-from support.federations import CLASSES, FEATURES, hears_ctrl_c, make_federation
+from support.federations import CLASSES, FEATURES, hears_ctrl_c, make_clients, make_federation
 from support.rounds import different, last
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
 pytestmark = [linux, pytest.mark.routed]
 
 
+@pytest.fixture(scope="module")
+def two() -> Iterator[Team]:
+    """Two workers for the runs of all methods: to start them anew takes longer than a run."""
+    with workers(make_clients(), 2) as team:
+        yield team
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-def test_every_method_gives_the_loops_result(make: Make, setting: Setting) -> None:
-    algorithm, federation = make(setting), make_federation(setting.model)
+def test_every_method_gives_the_loops_result(make: Make, setting: Setting, two: Team) -> None:
+    algorithm, federation = make(setting), make_federation(setting.model, tuple(two.clients))
     alone = last(run(algorithm, federation, ROUNDS, cohort=4))
-    with workers(federation.clients, 2) as backend:
-        together = last(run(algorithm, federation, ROUNDS, cohort=4, backend=backend))
+    together = last(run(algorithm, federation, ROUNDS, cohort=4, backend=two))
     assert not different(alone, together)
     assert together.trained == alone.trained
 

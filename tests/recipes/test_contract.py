@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -50,6 +50,25 @@ def equal(a: Round, b: Round) -> bool:
     return x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x)
 
 
+class Whole(NamedTuple):
+    """The last round of a method's run, and whether torch's own generator stayed as it was."""
+
+    end: Round
+    untouched: bool
+
+
+WHOLE: dict[tuple[Make, int | None], Whole] = {}
+
+
+def whole(make: Make, setting: Setting, cohort: int | None = None) -> Whole:
+    """The run with which tests compare theirs, trained once for all of them."""
+    if (make, cohort) not in WHOLE:
+        state = torch.random.get_rng_state()
+        end = last(run(make(setting), make_federation(setting.model), ROUNDS, cohort=cohort))
+        WHOLE[make, cohort] = Whole(end, torch.equal(state, torch.random.get_rng_state()))
+    return WHOLE[make, cohort]
+
+
 def test_all_recipes_are_covered() -> None:
     rows = {name.split()[0] for name in MAKE}
     for name in recipes.__all__:
@@ -71,16 +90,14 @@ def test_inputs_are_not_written_to(make: Make, setting: Setting, federated: Any)
 
 @pytest.mark.few(1)
 @each
-def test_no_global_generator_is_used(make: Make, setting: Setting, federated: Any) -> None:
-    state = torch.random.get_rng_state()
-    last(run(make(setting), federated(), ROUNDS, cohort=4))
-    assert torch.equal(state, torch.random.get_rng_state())
+def test_no_global_generator_is_used(make: Make, setting: Setting) -> None:
+    assert whole(make, setting, 4).untouched
 
 
 @pytest.mark.few(1)
 @each
 def test_the_same_run_twice_is_the_same(make: Make, setting: Setting, federated: Any) -> None:
-    first = last(run(make(setting), federated(), ROUNDS, cohort=4))
+    first = whole(make, setting, 4).end
     torch.manual_seed(123)
     again = last(run(make(setting), federated(), ROUNDS, cohort=4))
     other = last(run(make(setting), federated(seed=1), ROUNDS, cohort=4))
@@ -114,9 +131,8 @@ def test_order_of_replies_is_irrelevant(make: Make, setting: Setting, federated:
     def backwards(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         return iter(list(loop(update, jobs))[::-1])
 
-    one = last(run(make(setting), federated(), ROUNDS))
-    two = last(run(make(setting), federated(), ROUNDS, backend=backwards))
-    assert equal(one, two)
+    turned = last(run(make(setting), federated(), ROUNDS, backend=backwards))
+    assert equal(whole(make, setting).end, turned)
 
 
 @pytest.mark.few(1)
@@ -127,8 +143,7 @@ def test_padded_rows_change_nothing(make: Make, setting: Setting, federated: Any
         y, w = torch.cat([c.y, torch.zeros(7).long()]), torch.cat([c.w, torch.zeros(7)])
         return ClientData(x, y, w, c.id)
 
-    clients = make_clients()
-    plain = last(run(make(setting), federated(clients), ROUNDS))
+    clients, plain = make_clients(), whole(make, setting).end
     more = last(run(make(setting), federated(tuple(map(padded, clients))), ROUNDS))
     # What a client keeps for each example has an entry for padding, too, and that one is 0.
     for i, state in plain.states.items():
@@ -177,13 +192,13 @@ def test_saved_and_read_in_the_middle(
     make: Make, setting: Setting, federated: Any, tmp_path: Path
 ) -> None:
     algorithm, federation = make(setting), federated()
-    whole = last(run(algorithm, federation, ROUNDS, cohort=4))
+    through = whole(make, setting, 4).end
     write_checkpoint(tmp_path, last(run(algorithm, federation, 1, cohort=4)), {})
     saved = read_checkpoint(tmp_path)
     assert saved is not None
-    assert equal(whole, last(run(algorithm, federation, ROUNDS, cohort=4, after=saved.round)))
+    assert equal(through, last(run(algorithm, federation, ROUNDS, cohort=4, after=saved.round)))
     lost = start(algorithm, federation)._replace(t=saved.round.t)
-    assert not equal(whole, last(run(algorithm, federation, ROUNDS, cohort=4, after=lost)))
+    assert not equal(through, last(run(algorithm, federation, ROUNDS, cohort=4, after=lost)))
 
 
 @pytest.mark.few(30)
@@ -222,8 +237,8 @@ SINGLE = [k for k in MAKE if k.split()[0] in methods_of(one_model) and k != "fed
 @pytest.mark.parametrize("make", [pytest.param(MAKE[k], id=k) for k in SINGLE])
 def test_one_client_is_centralised_training(make: Make, setting: Setting, mlp: Model) -> None:
     """theta after each round is plain training on the same batches, then the server's step."""
-    whole: Any = make(setting)
-    algorithm = getattr(whole, "inner", whole)  # weights around a method: one client has all
+    method: Any = make(setting)
+    algorithm = getattr(method, "inner", method)  # weights around a method: one client has all
     federation = double(make_federation(mlp, make_clients(sizes=(37,))))
     data, params = federation.clients[0], federation.params
     memory, moments = algorithm.objective.remember(params, {}, data), algorithm.server.init(params)
@@ -233,7 +248,7 @@ def test_one_client_is_centralised_training(make: Make, setting: Setting, mlp: M
         end = algorithm.local(mlp, algorithm.objective, params, {}, context, data, plan).params
         memory = algorithm.objective.remember(end, {}, data)
         params, moments = algorithm.server(params, sub(end, params), moments)
-    got = last(run(whole, federation, 2)).server["params"]
+    got = last(run(method, federation, 2)).server["params"]
     assert max(float((got[k] - params[k]).abs().max()) for k in params) < 1e-14
 
 

@@ -23,7 +23,7 @@ def test_seconds_of_damaged_files() -> None:
     """Thousands of files of every reader; `benchmarks/decoders.py` goes on for ten minutes."""
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "decoders.py", "--seconds", "20", "--seed", "1000"],
+        [sys.executable, ROOT / "benchmarks" / "decoders.py", "--seconds", "10", "--seed", "1000"],
         env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[:3000] + done.stderr[-2000:]

@@ -416,7 +416,7 @@ def _changed_meanings(
 ) -> Iterator[str]:
     old, new = _name_in(written, section), _name_in(tables, section)
     options = written.get(section)
-    for option, value in options.items() if isinstance(options, dict) else ():
+    for option, value in options.items() if isinstance(options, dict) and old != new else ():
         key = f"{section}.{option}"
         before, after = _meaning(key, old), _meaning(key, new)
         if key not in given and before and after and before != after:
