@@ -22,11 +22,13 @@ from fedshift.flower.notices import NOTICES
 from support.loopback import gone
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copied on Linux alone")
-WAITS = """
+WAITS = r"""
 import os, signal, sys
 from fedshift.deploy.forking import fork_for_each
 line = fork_for_each(sys.stdin).strip()
-print(line, os.getpid(), os.getppid(), repr(sys.stdin.read()), flush=True)
+row = line, os.getpid(), os.getppid(), repr(sys.stdin.read())
+# In one piece, since others write as well.
+os.write(1, (" ".join(map(str, row)) + "\n").encode())
 if line.startswith("SIG"):
     os.kill(os.getpid(), getattr(signal, line))
 """
