@@ -13,8 +13,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterable
-from importlib import import_module
+from collections.abc import Callable, Iterable
 
 from fedshift.errors import InputError
 from fedshift.flower.chosen import APP, CHOICES, imported
@@ -22,19 +21,18 @@ from fedshift.flower.notices import notify
 
 # Python may copy a process safely on Linux; elsewhere, system libraries may forbid it.
 CAN_FORK = sys.platform == "linux"
-TASK = "flwr.supernode.runtime.run_clientapp"
 UNANSWERED = "this client gave the server no answer: "
 
 
-def import_what_tasks_need() -> None:
-    """Import Flower's module for tasks, and the library's app with torch.
+def import_what_tasks_need(load: Callable[[], object]) -> None:
+    """Call `load`, which imports Flower's command for tasks, and import the library's app.
 
     Not the app or the data source that a client's own file names: what they do when they are
     imported, such as to start threads, may not be copied. A task imports these itself.
     """
     # First, so that a copy calls it after all other handlers of its exit.
     atexit.register(_leave)
-    import_module(TASK)
+    load()
     # Whatever is wrong with an installation is reported by the task that needs it.
     with contextlib.suppress(InputError):
         imported(CHOICES[APP])

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import distribution
 from threading import Event
@@ -264,10 +264,17 @@ def prepare(name: str, path: str) -> None:
         run_the_installed_app()
 
 
+def command_of(name: str) -> Callable[[], object]:
+    """One of Flower's commands, imported."""
+    (command,) = distribution("flwr").entry_points.select(group="console_scripts", name=name)
+    made: Callable[[], object] = command.load()
+    return made
+
+
 def token_for(name: str) -> str:
     """The token of a task, in the process for it."""
     if name == CLIENTAPP and CAN_FORK:
-        import_what_tasks_need()
+        import_what_tasks_need(lambda: command_of(name))
         return fork_for_each(sys.stdin).strip()
     return sys.stdin.readline().strip()
 
@@ -280,8 +287,7 @@ def main(arguments: Sequence[str]) -> None:
         rest += ["--token", token_for(name)]
     sys.argv = [name, *rest]
     prepare(name, os.environ[SOCKET])
-    (command,) = distribution("flwr").entry_points.select(group="console_scripts", name=name)
-    command.load()()
+    command_of(name)()
 
 
 if __name__ == "__main__":

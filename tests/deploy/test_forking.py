@@ -105,9 +105,10 @@ def test_what_is_imported_may_be_copied(tmp_path: Path) -> None:
         "import sys, threading\n"
         "from fedshift.deploy.forking import import_what_tasks_need\n"
         "from fedshift.flower.chosen import APP, chosen, imported\n"
-        "import_what_tasks_need()\n"
-        "ours = 'fedshift.experiments.machines.deployed'\n"
-        "print(ours in sys.modules, sys.modules['torch'].cuda.is_initialized())\n"
+        "from fedshift.deploy.inside import CLIENTAPP, command_of\n"
+        "import_what_tasks_need(lambda: command_of(CLIENTAPP))\n"
+        "names = 'fedshift.experiments.machines.deployed', 'flwr.supernode.runtime.run_clientapp'\n"
+        "print({*names} <= {*sys.modules}, sys.modules['torch'].cuda.is_initialized())\n"
         "print(threading.active_count())\n"
         "imported(chosen(APP))\n"
     )
