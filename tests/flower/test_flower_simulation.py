@@ -64,44 +64,6 @@ def left_of_ray(session: int) -> list[str]:
     return [row[2] for row in rows if int(row[0]) == session and not row[1].startswith("Z")]
 
 
-@pytest.fixture(scope="module")
-def grid() -> Iterator[Any]:
-    """One simulation for all methods: each start of Ray's processes takes ten seconds."""
-    from support.simsites import app
-
-    with quiet():
-        from fedshift.flower.simulation import simulation
-
-        torch.set_num_threads(1)
-        with simulation(app, len(SIZES), actors=2) as made:
-            yield made
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_rays_processes_give_the_same_bits(name: str, grid: Any) -> None:
-    from fedshift.flower import play
-    from support.flower_runs import differing_tensors, in_process, strategy_of
-    from support.simsites import Naming, build
-
-    algorithm, federation = build(name)
-    strategy = strategy_of(algorithm, federation, patience=600.0)
-    *_, there = play(strategy, Naming(grid, name), 3, states=lambda t: t == 3)
-    assert there.dropped == ()
-    assert differing_tensors(in_process(algorithm, federation, 3), there) == []
-    # The control: another method.
-    other = build("scaffold" if name == "fedavg" else "fedavg")
-    assert differing_tensors(in_process(*other, 3), there) != []
-
-
-def test_a_client_app_that_fails_in_every_process_is_an_error(grid: Any) -> None:
-    from support.flower_runs import strategy_of
-    from support.simsites import Naming, build
-
-    strategy = strategy_of(*build("fedavg"), patience=600.0)
-    with pytest.raises(InputError, match="cannot take part: KeyError: 'no such'"):
-        strategy.begin(Naming(grid, "no such"))
-
-
 def test_the_command_leaves_the_same_folder(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text(CONFIG)
     for place, more in (("here", []), ("there", ["--engine", "flower-sim", "--actors", "2"])):
@@ -153,3 +115,41 @@ def test_actors_are_counted() -> None:
     with pytest.raises(InputError, match="--actors 0: give 1 or more"):
         FlowerSimulation(Config(), 0)
     assert issubclass(InputError, FedshiftError)
+
+
+@pytest.fixture(scope="module")
+def grid() -> Iterator[Any]:
+    """One simulation for all methods: each start of Ray's processes takes ten seconds."""
+    from support.simsites import app
+
+    with quiet():
+        from fedshift.flower.simulation import simulation
+
+        torch.set_num_threads(1)
+        with simulation(app, len(SIZES), actors=2) as made:
+            yield made
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_rays_processes_give_the_same_bits(name: str, grid: Any) -> None:
+    from fedshift.flower import play
+    from support.flower_runs import differing_tensors, in_process, strategy_of
+    from support.simsites import Naming, build
+
+    algorithm, federation = build(name)
+    strategy = strategy_of(algorithm, federation, patience=600.0)
+    *_, there = play(strategy, Naming(grid, name), 3, states=lambda t: t == 3)
+    assert there.dropped == ()
+    assert differing_tensors(in_process(algorithm, federation, 3), there) == []
+    # The control: another method.
+    other = build("scaffold" if name == "fedavg" else "fedavg")
+    assert differing_tensors(in_process(*other, 3), there) != []
+
+
+def test_a_client_app_that_fails_in_every_process_is_an_error(grid: Any) -> None:
+    from support.flower_runs import strategy_of
+    from support.simsites import Naming, build
+
+    strategy = strategy_of(*build("fedavg"), patience=600.0)
+    with pytest.raises(InputError, match="cannot take part: KeyError: 'no such'"):
+        strategy.begin(Naming(grid, "no such"))
