@@ -22,6 +22,8 @@ from fedshift.flower.notices import notify
 # Python may copy a process safely on Linux; elsewhere, system libraries may forbid it.
 CAN_FORK = sys.platform == "linux"
 UNANSWERED = "this client gave the server no answer: "
+# Where the process that waits was killed, perhaps between two messages.
+PERHAPS = "this client may have given the server no answer: "
 
 
 def import_what_tasks_need(load: Callable[[], object]) -> None:
@@ -80,8 +82,8 @@ def _reap() -> None:
             notify_of_a_kill(os.waitstatus_to_exitcode(ended[1]))
 
 
-def notify_of_a_kill(code: int) -> None:
+def notify_of_a_kill(code: int, words: str = UNANSWERED) -> None:
     """Tell the client's operator at once. (Flower tells only the server, after a minute.)"""
     if code < 0 and -code not in (signal.SIGTERM, signal.SIGINT):
         how = f"was ended by signal {-code}, perhaps for lack of memory"
-        notify(trouble=f"{UNANSWERED}the process of its app {how}")
+        notify(trouble=f"{words}the process of its app {how}")

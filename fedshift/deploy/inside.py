@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 from fedshift.deploy.app import run_the_installed_app
 from fedshift.deploy.forking import (
     CAN_FORK,
+    PERHAPS,
+    UNANSWERED,
     fork_for_each,
     import_what_tasks_need,
     notify_of_a_kill,
@@ -116,7 +118,7 @@ def _end_without_it(process: subprocess.Popen[bytes], over: Event) -> None:
 
 
 def _watch(process: subprocess.Popen[bytes]) -> None:
-    notify_of_a_kill(process.wait())
+    notify_of_a_kill(process.wait(), PERHAPS if CAN_FORK else UNANSWERED)
 
 
 def _wrote(token: str, process: subprocess.Popen[bytes]) -> bool:
