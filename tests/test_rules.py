@@ -144,6 +144,7 @@ OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make"}
 # Other packages' private names, and methods of one class that it calls on another of its kind.
 PRIVATE = {
     "cli/loading.py": {"_exit"},
+    "deploy/forking.py": {"_exit"},
     "deploy/inside.py": {"_exit"},
     "datasets/fetch.py": {"_Hash"},
     "deploy/uploads.py": {"_lock_object_push_sessions", "_object_push_sessions"},

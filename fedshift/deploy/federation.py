@@ -27,6 +27,7 @@ from fedshift.record.drops import news_text
 from fedshift.record.folder import CHECKPOINTS, EVENTS, SERVING, SUMMARY
 from fedshift.record.in_use import alone_in
 
+# Seconds between two looks for events; seconds without any, after which Flower is asked.
 POLL, STATUS = 0.5, 15.0
 # Give up after Flower has failed this many times in a row to report a run's status.
 SILENCES = 4
@@ -213,7 +214,9 @@ def follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) -> 
                 when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event["time"]))
                 level = "INFO" if event["event"] in ("waiting", "joined") else "WARN"
                 append(link.log, f"{when} {level} [fedshift] {line}")
-        passed_on = len(events)
+        if len(events) > passed_on:
+            # A run that writes events goes on: each question to Flower starts a process.
+            passed_on, checked, silences = len(events), time.monotonic(), 0
         # The summary is written last, so if it exists the run is complete.
         if (out / SUMMARY).exists():
             return

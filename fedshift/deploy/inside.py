@@ -1,12 +1,13 @@
 """Flower's commands, changed to talk to each other over a socket that only its owner can open.
 
-`python -m fedshift.deploy.inside COMMAND ...` is Flower's COMMAND with three differences:
+`python -m fedshift.deploy.inside COMMAND ...` is Flower's COMMAND with four differences:
 
 - It uses a Unix socket in a folder of mode 0700 (`SOCKET`) for starting runs, registering keys and
   all work on tasks. With Flower's ports, any user of the machine could act as the server or as a
   client: a task is given to the first process that asks, with a token that `ps` shows.
 - It reads the token of a task from standard input, not from an argument.
 - It runs only tasks of servers and clients, and a client runs the app that is installed (`app`).
+- A client's tasks are run by copies of one process (`forking`).
 """
 
 from __future__ import annotations
@@ -14,24 +15,30 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import distribution
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from fedshift.deploy.app import run_the_installed_app
+from fedshift.deploy.forking import (
+    CAN_FORK,
+    PERHAPS,
+    UNANSWERED,
+    fork_for_each,
+    import_what_tasks_need,
+    notify_of_a_kill,
+)
 from fedshift.deploy.log_records import show_controls
 from fedshift.errors import InputError
 from fedshift.flower.installed import put_in_place
-from fedshift.flower.notices import notify
 
 if TYPE_CHECKING:
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
@@ -44,7 +51,8 @@ LONGEST = 103
 LOOK = 1.0
 # Seconds within which a signal to a group reaches all of its processes.
 GROUP = 1.0
-TASKS = ("flwr-serverapp", "flwr-clientapp")
+CLIENTAPP = "flwr-clientapp"
+TASKS = ("flwr-serverapp", CLIENTAPP)
 
 
 @contextlib.contextmanager
@@ -109,16 +117,26 @@ def _end_without_it(process: subprocess.Popen[bytes], over: Event) -> None:
     os._exit(1)
 
 
-def _tell_of_a_kill(process: subprocess.Popen[str]) -> None:
-    """Tell the client's operator at once. (Flower tells only the server, after a minute.)"""
-    code = process.wait()
-    if code < 0 and -code not in (signal.SIGTERM, signal.SIGINT):
-        how = f"was ended by signal {-code}, perhaps for lack of memory"
-        notify(trouble=f"this client gave the server no answer: the process of its app {how}")
+def _watch(process: subprocess.Popen[bytes]) -> None:
+    notify_of_a_kill(process.wait(), PERHAPS if CAN_FORK else UNANSWERED)
+
+
+def _wrote(token: str, process: subprocess.Popen[bytes]) -> bool:
+    """Write a line to the process's standard input. False if it has ended."""
+    assert process.stdin is not None
+    try:
+        process.stdin.write(f"{token}\n".encode())
+    except BrokenPipeError:
+        return False
+    return True
 
 
 class Launcher:
     """Flower's `Executor`: one process per task, only for tasks of servers and clients."""
+
+    def __init__(self) -> None:
+        # It waits for the tokens of more tasks (`forking`).
+        self._waiting: subprocess.Popen[bytes] | None = None
 
     def get_eligible_capacity(
         self, supported_task_types: set[Any], **_: object
@@ -141,21 +159,27 @@ class Launcher:
         arguments += ["--insecure"] if spec.insecure else trust
         arguments += ["--parent-pid", str(spec.parent_pid)]
         out = subprocess.DEVNULL if spec.suppress_output else None
+        command, token = inside(name, *arguments), spec.token
+        waiting = self._waiting
+        if waiting is not None and waiting.args == command and _wrote(token, waiting):
+            return LaunchResult.accepted()
         process = subprocess.Popen(
-            inside(name, *arguments), stdin=subprocess.PIPE, stdout=out, stderr=out, text=True
+            command, bufsize=0, stdin=subprocess.PIPE, stdout=out, stderr=out
         )
-        assert process.stdin is not None
         # If the process has ended already, Flower notices that by its missing heartbeats.
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(spec.token + "\n")
-        threading.Thread(target=_tell_of_a_kill, args=(process,), daemon=True).start()
+        _wrote(token, process)
+        if name == CLIENTAPP and CAN_FORK:
+            self._waiting = process
+        elif process.stdin is not None:
+            process.stdin.close()
+        threading.Thread(target=_watch, args=(process,), daemon=True).start()
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
         """Nothing to clean up between tasks."""
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Nothing to release: the process that waits ends with this one, which has its pipe."""
 
 
 def call_over(path: str) -> None:
@@ -242,16 +266,30 @@ def prepare(name: str, path: str) -> None:
         run_the_installed_app()
 
 
+def command_of(name: str) -> Callable[[], object]:
+    """One of Flower's commands, imported."""
+    (command,) = distribution("flwr").entry_points.select(group="console_scripts", name=name)
+    made: Callable[[], object] = command.load()
+    return made
+
+
+def token_for(name: str) -> str:
+    """The token of a task, in the process for it."""
+    if name == CLIENTAPP and CAN_FORK:
+        import_what_tasks_need(lambda: command_of(name))
+        return fork_for_each(sys.stdin).strip()
+    return sys.stdin.readline().strip()
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run one of Flower's commands."""
     name, *rest = arguments
-    if name in TASKS:
-        rest += ["--token", sys.stdin.readline().strip()]
-    sys.argv = [name, *rest]
     show_controls()
+    if name in TASKS:
+        rest += ["--token", token_for(name)]
+    sys.argv = [name, *rest]
     prepare(name, os.environ[SOCKET])
-    (command,) = distribution("flwr").entry_points.select(group="console_scripts", name=name)
-    command.load()()
+    command_of(name)()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,36 @@ def test_flower_may_be_silent_for_a_while(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(FedshiftError, match="Flower does not say how the run is: gone") as error:
         follow("1", tmp_path, link, lambda event: None)
     assert error.value.exit_code == 70
+
+
+def test_flower_is_asked_only_about_runs_that_write_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run with new events goes on, whatever Flower says of it; the control has none."""
+    link, here = Link(tmp_path, {}, tmp_path / "log"), "fedshift.deploy.federation."
+    # Reading the events adds one, as many as are left to add.
+    left, seen = [10], list[dict[str, Any]]()
+    path = tmp_path / "events.jsonl"
+
+    def ended() -> dict[str, int | None]:
+        if left[0]:
+            left[0] -= 1
+            with path.open("a") as f:
+                f.write('{"event": "round"}\n')
+        return {}
+
+    monkeypatch.setattr(f"{here}POLL", 0.1)
+    monkeypatch.setattr(f"{here}STATUS", 0.5)
+    monkeypatch.setattr(f"{here}run_flower", lambda *a: {"runs": [{"status": "finished:lost"}]})
+    monkeypatch.setattr(f"{here}failure_of", lambda status, *a: TrainingError(status))
+    with pytest.raises(TrainingError, match="finished:lost"):
+        follow("1", tmp_path, replace(link, ended=ended), seen.append)
+    assert len(seen) == 10
+    left[0] = 10
+    path.unlink()
+    with pytest.raises(TrainingError, match="finished:lost"):
+        follow("1", tmp_path, link, seen.append)
+    assert len(seen) == 10
 
 
 def test_earlier_events_are_not_repeated(tmp_path: Path) -> None:

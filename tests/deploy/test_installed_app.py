@@ -187,4 +187,7 @@ def test_a_killed_task_is_reported_on_the_clients_screen(
     assert notices.exists() is shown
     if shown:
         text = json.loads(notices.read_text())["trouble"]
-        assert text.endswith("process of its app was ended by signal 9, perhaps for lack of memory")
+        # On Linux it waits for messages, and may be killed between two of them.
+        gave = "may have given" if sys.platform == "linux" else "gave"
+        why = "the process of its app was ended by signal 9, perhaps for lack of memory"
+        assert text == f"this client {gave} the server no answer: {why}"

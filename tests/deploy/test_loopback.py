@@ -148,7 +148,8 @@ def test_clients_that_fail_and_one_that_is_killed(fed: Loopback, tmp_path: Path)
 
     # Three times what a round takes on an idle machine; longer on a busy one.
     timeout, fed.heard = max(20.0, 2 * fed.slowest) if fed.slowest else 90.0, kill
-    plan = f"raise 1 1;nan 2 1;hang-{timeout + 5:g} 3 1"
+    # Client 2 takes its time in round 6: it must not have answered before it is killed.
+    plan = f"raise 1 1;nan 2 1;hang-{timeout + 5:g} 3 1;hang-{timeout / 2:g} 6 2"
     fed.play(tmp_path / "run", experiment=text, plan=plan, timeout=timeout)
     rounds = {e["round"]: e for e in fed.events if e["event"] == "round"}
     reasons = {
@@ -162,8 +163,9 @@ def test_clients_that_fail_and_one_that_is_killed(fed: Loopback, tmp_path: Path)
     assert killed
     away = [t for t in range(6, 9) if reasons[t]]
     # `deploy client` joins again by itself: sooner or later, as the machine is idle or busy.
-    assert away == list(range(6, 6 + len(away)))
     assert away
+    assert away[0] in (6, 7)  # a busy machine may kill it late
+    assert away == list(range(away[0], away[0] + len(away)))
     assert all(reasons[t].keys() == {2} for t in away)
     check_drop_outs(fed, tmp_path / "run", rounds)
     check_rounds(text, rounds, tmp_path / "run")

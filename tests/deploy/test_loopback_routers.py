@@ -77,7 +77,7 @@ def test_a_router_of_machines_is_that_of_one_process(tmp_path: Path) -> None:
             stack.enter_context(running("client", place, "--server", address))
         with running(*serve) as server:
             wait_for_event(folder / "run" / "events.jsonl", "evaluation", 900)
-            time.sleep(5)  # into the messages of the fits
+            time.sleep(2)  # into the messages of the fits, three seconds each or more
             server.kill()
         assert not (folder / "run" / "summary.json").exists()
         assert gone(f"{folder}/server.key", 60)

@@ -159,7 +159,7 @@ def test_each_place_of_a_block_is_made() -> None:
 def test_the_commands_that_stay(here: Path) -> None:
     """A server that is stopped in round 2 goes on with the page's command."""
     serve, join, resume = LONG
-    few = ("training.rounds=2", "training.steps=3", "training.evaluate_every=2")
+    few = ("training.rounds=3", "training.steps=3", "training.evaluate_every=3")
     run(COMMANDS[0] + "".join(f" -c {one}" for one in few))
     port, metrics, clients = free_port(), free_port(), []
     for i in range(3):

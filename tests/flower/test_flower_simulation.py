@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from support.federations import hears_ctrl_c
+from support.federations import SIZES, hears_ctrl_c
 
 pytest.importorskip("ray", reason="Ray is not installed (extra flower)")
 from fedshift.errors import FedshiftError, InputError
@@ -62,41 +62,6 @@ def left_of_ray(session: int) -> list[str]:
     )
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
     return [row[2] for row in rows if int(row[0]) == session and not row[1].startswith("Z")]
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_rays_processes_give_the_same_bits(name: str) -> None:
-    from support.flower_runs import differing_tensors, in_process, strategy_of
-    from support.simsites import build, site
-
-    with quiet():
-        from fedshift.flower import client_app, play
-        from fedshift.flower.simulation import simulation
-
-        torch.set_num_threads(1)
-        algorithm, federation = build(name)
-        app = client_app(partial(site, name), open_states=True)
-        strategy = strategy_of(algorithm, federation, patience=600.0)
-        with simulation(app, len(federation.clients), actors=2) as grid:
-            *_, there = play(strategy, grid, 3, states=lambda t: t == 3)
-    assert there.dropped == ()
-    assert differing_tensors(in_process(algorithm, federation, 3), there) == []
-
-
-def test_a_client_app_that_fails_in_every_process_is_an_error() -> None:
-    from support.flower_runs import strategy_of
-    from support.simsites import build, site
-
-    with quiet():
-        from fedshift.flower import client_app
-        from fedshift.flower.simulation import simulation
-
-        algorithm, federation = build("fedavg")
-        with (
-            simulation(client_app(partial(site, "no such")), 6, actors=1) as grid,
-            pytest.raises(InputError, match="cannot take part: KeyError: 'no such'"),
-        ):
-            strategy_of(algorithm, federation, patience=600.0).begin(grid)
 
 
 def test_the_command_leaves_the_same_folder(tmp_path: Path) -> None:
@@ -150,3 +115,41 @@ def test_actors_are_counted() -> None:
     with pytest.raises(InputError, match="--actors 0: give 1 or more"):
         FlowerSimulation(Config(), 0)
     assert issubclass(InputError, FedshiftError)
+
+
+@pytest.fixture(scope="module")
+def grid() -> Iterator[Any]:
+    """One simulation for all methods: each start of Ray's processes takes ten seconds."""
+    from support.simsites import app
+
+    with quiet():
+        from fedshift.flower.simulation import simulation
+
+        torch.set_num_threads(1)
+        with simulation(app, len(SIZES), actors=2) as made:
+            yield made
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_rays_processes_give_the_same_bits(name: str, grid: Any) -> None:
+    from fedshift.flower import play
+    from support.flower_runs import differing_tensors, in_process, strategy_of
+    from support.simsites import Naming, build
+
+    algorithm, federation = build(name)
+    strategy = strategy_of(algorithm, federation, patience=600.0)
+    *_, there = play(strategy, Naming(grid, name), 3, states=lambda t: t == 3)
+    assert there.dropped == ()
+    assert differing_tensors(in_process(algorithm, federation, 3), there) == []
+    # The control: another method.
+    other = build("scaffold" if name == "fedavg" else "fedavg")
+    assert differing_tensors(in_process(*other, 3), there) != []
+
+
+def test_a_client_app_that_fails_in_every_process_is_an_error(grid: Any) -> None:
+    from support.flower_runs import strategy_of
+    from support.simsites import Naming, build
+
+    strategy = strategy_of(*build("fedavg"), patience=600.0)
+    with pytest.raises(InputError, match="cannot take part: KeyError: 'no such'"):
+        strategy.begin(Naming(grid, "no such"))
