@@ -20,7 +20,8 @@ from fedshift.flower.chosen import APP, CHOICES, imported
 from fedshift.flower.notices import notify
 
 # Python may copy a process safely on Linux; elsewhere, system libraries may forbid it.
-CAN_FORK = sys.platform == "linux"
+# FEDSHIFT_PLAIN=1 turns this off with all other shortcuts: then each task imports what it needs.
+CAN_FORK = sys.platform == "linux" and os.environ.get("FEDSHIFT_PLAIN") != "1"
 UNANSWERED = "this client gave the server no answer: "
 # Where the process that waits was killed, perhaps between two messages.
 PERHAPS = "this client may have given the server no answer: "

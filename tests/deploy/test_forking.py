@@ -99,6 +99,15 @@ def test_tasks_of_a_client_share_the_process_that_waits(
 
 
 @pytest.mark.slow
+def test_it_goes_by_the_switch() -> None:
+    code = "from fedshift.deploy.forking import CAN_FORK; print(CAN_FORK)"
+    for value, answer in (("1", "False"), ("0", "True")):
+        env = {**os.environ, "FEDSHIFT_PLAIN": value}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+        assert done.stdout.strip() == answer
+
+
+@pytest.mark.slow
 def test_what_is_imported_may_be_copied(tmp_path: Path) -> None:
     """The library's app and torch, no thread, and not the app that the client's file names."""
     (tmp_path / "mine.py").write_text("print('imported')\nclient_app = None\n")
