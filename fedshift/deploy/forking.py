@@ -10,13 +10,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterable
 
-from fedshift.errors import InputError
-from fedshift.flower.chosen import APP, CHOICES, imported
+from fedshift.flower.chosen import APP, CHOICES, SITE, chosen, imported
 from fedshift.flower.notices import notify
 
 # Python may copy a process safely on Linux; elsewhere, system libraries may forbid it.
@@ -33,11 +33,9 @@ def import_what_tasks_need(load: Callable[[], object]) -> None:
     Not the app or the data source that a client's own file names: what they do when they are
     imported, such as to start threads, may not be copied. A task imports these itself.
     """
-    # First, so that a copy calls it after all other handlers of its exit.
-    atexit.register(_leave)
     load()
     # Whatever is wrong with an installation is reported by the task that needs it.
-    with contextlib.suppress(InputError):
+    with contextlib.suppress(Exception):
         imported(CHOICES[APP])
     # The garbage collector of a copy would write into all of these pages, and so copy them.
     gc.collect()
@@ -47,9 +45,28 @@ def import_what_tasks_need(load: Callable[[], object]) -> None:
 def _leave() -> None:
     # Otherwise Python frees each object of its modules, for which their memory is copied: that
     # takes more time than a short task. No one reads the exit code of a copy.
+    logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(0)
+
+
+def _become_a_task() -> None:
+    """Change in a copy what a process that was started for its task would have otherwise."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # The next lines are not for this process, even if they have been read ahead.
+    nothing = open(os.devnull)  # noqa: SIM115 - for the life of the process
+    os.dup2(nothing.fileno(), 0)
+    sys.stdin = nothing
+    # Copies would draw the same numbers in each round: noise that repeats hides nothing. Python's
+    # own generator seeds itself anew.
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()
+    # An app or a data source of the client's may have left files open, which Python closes.
+    if all(chosen(variable) == CHOICES[variable] for variable in (APP, SITE)):
+        atexit.register(_leave)
 
 
 def fork_for_each(lines: Iterable[str]) -> str:
@@ -66,11 +83,7 @@ def fork_for_each(lines: Iterable[str]) -> str:
             notify(trouble=f"{UNANSWERED}no process can be started for its app: {e.strerror}")
             continue
         if child == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # The next lines are not for this process, even if they have been read ahead.
-            nothing = open(os.devnull)  # noqa: SIM115 - for the life of the process
-            os.dup2(nothing.fileno(), 0)
-            sys.stdin = nothing
+            _become_a_task()
             return line
     # Tasks that are not over go on.
     os._exit(0)

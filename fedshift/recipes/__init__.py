@@ -124,6 +124,8 @@ def recipe(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> Reci
     """
     check_name("method", name, __all__)
     plain = _of_the_library(name, globals()[name])
+    # Of its own, since a caller may change it.
+    plain = replace(plain, options=dict(plain.options))
     weights = options.get("weights")
     if weights is None:
         return plain

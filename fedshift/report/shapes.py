@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import html
 import re
+import textwrap
 from collections.abc import Sequence
-from itertools import accumulate
 
 from fedshift.errors import visible
 from fedshift.report.looks import DASHES, FILLS, MARKERS, THEME, Look
 
 INK = "var(--ink)"
-CAPTION = 22.0  # height of the line above a drawing of a sheet, in pixels
+# Height of a line above a drawing of a sheet, and about the width of its letters, in pixels.
+CAPTION, LETTER = 20.0, 8.0
 Point = tuple[float, float]
 
 
@@ -53,13 +54,14 @@ def sheet(title: str, drawings: Sequence[tuple[str, str]]) -> str:
     """(drawing, caption) below one another, as one drawing; each keeps its size and its title."""
     sizes = [re.search(r'viewBox="0 0 (\S+) (\S+)"', drawing) for drawing, _ in drawings]
     widths, heights = ([float(size[i]) for size in sizes if size] for i in (1, 2))
-    tops = [0.0, *accumulate(CAPTION + height for height in heights)]
-    body = []
-    for (drawing, caption), top in zip(drawings, tops[:-1], strict=True):
-        below = number(top + CAPTION)
-        body += [text(4, top + CAPTION - 6, caption, "start", 12, bold=True)]
-        body += [drawing.replace("<svg ", f'<svg y="{below}" ', 1)]
-    return alone(document(title, max(widths), tops[-1], body))
+    body, top = [], 0.0
+    for (drawing, caption), width, height in zip(drawings, widths, heights, strict=True):
+        for line in textwrap.wrap(caption, int(width / LETTER)):
+            body.append(text(4, top + 16, line, "start", 12, bold=True))
+            top += CAPTION
+        body.append(drawing.replace("<svg ", f'<svg y="{number(top)}" ', 1))
+        top += height
+    return alone(document(title, max(widths), top, body))
 
 
 def text(

@@ -16,12 +16,13 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResultStatus
 
+from fedshift.deploy.forking import CAN_FORK
 from fedshift.deploy.inside import Launcher
 from fedshift.flower.chosen import APP
 from fedshift.flower.notices import NOTICES
 from support.loopback import gone
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copied on Linux alone")
+pytestmark = pytest.mark.skipif(not CAN_FORK, reason="copied on Linux, without FEDSHIFT_PLAIN")
 WAITS = r"""
 import os, signal, sys
 from fedshift.deploy.forking import fork_for_each
@@ -60,6 +61,55 @@ def test_each_line_has_a_process_of_its_own(tmp_path: Path) -> None:
     text = json.loads(notice)["trouble"]
     why = "the process of its app was ended by signal 9, perhaps for lack of memory"
     assert text == f"this client gave the server no answer: {why}"
+
+
+def answers(folder: Path, setup: str, task: str, **env: str) -> list[str]:
+    """What two copies print, after a set-up in the process that waits."""
+    code = (
+        "import sys\nfrom fedshift.deploy.forking import fork_for_each, import_what_tasks_need\n"
+        f"{setup}\nimport_what_tasks_need(lambda: None)\nfork_for_each(sys.stdin)\n{task}\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        cwd=folder, env={**os.environ, **env},
+    ) as process:  # fmt: skip
+        return process.communicate("a\nb\n", timeout=120)[0].splitlines()
+
+
+@pytest.mark.slow
+def test_copies_draw_other_numbers(tmp_path: Path) -> None:
+    """As processes that are started do; the control: a seed of the task's own."""
+    row = "numpy.random.rand(), torch.rand(1, dtype=torch.float64).item(), random.random()"
+    draw = f"row = {row}; os.write(1, ('%r %r %r\\n' % row).encode())"
+    setup = "import numpy, os, random, torch"
+    one, two = (line.split() for line in answers(tmp_path, setup, draw))
+    assert not {*one} & {*two}
+    seeded = f"numpy.random.seed(0); torch.manual_seed(0); random.seed(0); {draw}"
+    same = answers(tmp_path, setup, seeded)
+    assert len(same) == 2
+    assert len({*same}) == 1
+
+
+@pytest.mark.slow
+def test_what_an_app_leaves_open_is_written(tmp_path: Path) -> None:
+    task = "import os; file = open(str(os.getpid()), 'w'); file.write('row'); os.write(1, b'3\\n')"
+    assert answers(tmp_path, "", task, **{APP: "mine:client_app"}) == ["3", "3"]
+    # A copy may end after the process that waits.
+    end = time.monotonic() + 60
+    texts = [""]
+    while texts != ["row", "row"] and time.monotonic() < end:
+        texts = [path.read_text() for path in tmp_path.iterdir()]
+    assert texts == ["row", "row"]
+
+
+@pytest.mark.slow
+def test_a_broken_installation_is_reported_by_the_task(tmp_path: Path) -> None:
+    """The process that waits does not end by what torch raises when it is imported."""
+    (tmp_path / "torch.py").write_text("raise OSError('libgomp.so.1: cannot open')\n")
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    # In one piece, since the other writes as well.
+    task = "import os; os.write(1, b'a task\\n')"
+    assert answers(tmp_path, "", task, PYTHONPATH=paths) == ["a task", "a task"]
 
 
 def spec(kind: str, address: str, token: str) -> ExecutionSpec:

@@ -47,7 +47,7 @@ def test_every_method_in_blocks(make: Any, setting: Setting) -> None:
     """Bit for bit the loop's result: sums are taken by ascending client, however blocks are cut."""
     federation, algorithm = make_federation(setting.model), make(setting)
     alone = last(run(algorithm, federation, ROUNDS))
-    for each, turned in ((1, False), (3, True), (8, True)):
+    for each, turned in ((1, False), (3, False), (3, True), (8, True)):
         backend = Together(each=each, turned=turned)
         assert not different(alone, last(run(algorithm, federation, ROUNDS, backend=backend)))
 

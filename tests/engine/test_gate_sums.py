@@ -90,7 +90,7 @@ def together(came: list[Reply]) -> Block:
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 @pytest.mark.parametrize("left_out", [(), (1,)])
 def test_a_block_is_checked_as_its_clients_are(number: float, left_out: tuple[int, ...]) -> None:
-    """By its sums; a client that these leave out by itself. The second bad client is not named."""
+    """A client that sums leave out is checked, too. The second bad client is not named."""
     weights = torch.tensor([0.0 if i in left_out else 0.25 for i in range(CLIENTS)]).double()
     came = replies(c1=reply(1, number), c4=reply(4, number))
     for blocks in ([together(came)], [together(came[3:]), together(came[:3])]):

@@ -78,6 +78,6 @@ def test_a_figure_is_drawn_again_as_it_lies_there(name: str, tmp_path: Path) -> 
     draw(figures()[f"feddrm/{name}"], request)
     place = RESULTS / "feddrm" / name
     assert (tmp_path / name / "table.md").read_text() == (place / "table.md").read_text()
-    assert sorted(p.name for p in place.glob("*.svg")) == sorted(
-        p.name for p in (tmp_path / name).glob("*.svg")
-    )
+    # Images within are encoded by libraries whose bytes may differ.
+    (before, now) = ((at / name / "plots.svg").read_text() for at in (place.parent, tmp_path))
+    assert re.findall("<title>.*?</title>", now) == re.findall("<title>.*?</title>", before)

@@ -232,18 +232,22 @@ def test_a_sheet_has_drawings_below_one_another() -> None:
     bars = BarChart("b", ("p",), (Bars("fedavg", (0.5,)),), Axis("y"))
     line = LineChart("t", (Series("fedavg", (0, 1), (0.5, 0.6)),), Axis("x"), Axis("y"))
     drawings = [svg(bars, NARROW), svg(line, WIDE), svg(bars, WIDE)]
-    text = sheet("all", [*zip(drawings, ("<1>", "2", "3"), strict=True)])
+    long = "a caption of more than one line, " * 5
+    text = sheet("all", [*zip(drawings, ("<1>", long, "3"), strict=True)])
     assert "var(" not in text
     whole, sizes = ET.fromstring(text), [ET.fromstring(d).attrib for d in drawings]
     parts = whole.findall(f"{SVG}svg")
     assert [part.attrib["height"] for part in parts] == [size["height"] for size in sizes]
     assert [t.text for t in whole.iter(f"{SVG}title") if t.text in {"b", "t"}] == ["b", "t", "b"]
-    assert [t.text for t in whole.findall(f"{SVG}text")] == ["<1>", "2", "3"]
+    first, *between, last = [t.text or "" for t in whole.findall(f"{SVG}text")]
+    assert (first, " ".join(between), last) == ("<1>", long.strip(), "3")
+    assert 1 < len(between) == math.ceil(len(long) / (WIDE / 8))
     heights = [float(size["height"]) for size in sizes]
-    lines = float(parts[0].attrib["y"])
-    tops = [lines, 2 * lines + heights[0], 3 * lines + sum(heights[:2])]
+    line_height = float(parts[0].attrib["y"])
+    lines = [line_height * n for n in (1, 1 + len(between), 2 + len(between))]
+    tops = [lines[0], lines[1] + heights[0], lines[2] + sum(heights[:2])]
     assert [float(part.attrib["y"]) for part in parts] == tops
-    assert float(whole.attrib["height"]) == 3 * lines + sum(heights)
+    assert float(whole.attrib["height"]) == lines[2] + sum(heights)
     assert float(whole.attrib["width"]) == WIDE
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_seconds_of_damaged_files() -> None:
-    """Thousands of files of every reader; `benchmarks/decoders.py` goes on for ten minutes."""
+    """Files of every reader, for ten seconds; `benchmarks/decoders.py` goes on for ten minutes."""
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "decoders.py", "--seconds", "10", "--seed", "1000"],

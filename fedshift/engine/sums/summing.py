@@ -11,7 +11,7 @@ client and the fault, as a loop would.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -161,11 +161,11 @@ class _Arrivals:
         if len(block.clients) == 1:
             self._waiting[block.clients[0]] = _Arrived(block, 0, None)
             return
-        left = self._summed(block)
-        if left is None:
+        if not (block.sums or self._passes(block)):
             for one in block.each():
                 self.add(one)
             return
+        (left,) = self.sums.add([block])
         self._add_usable(left)
         if left.look not in self._looks:
             self._looks.append(left.look)
@@ -189,25 +189,11 @@ class _Arrivals:
         for block, row, _ in here if self.keep else ():
             self.keep(block.clients[row], block.state(row))  # type: ignore[misc]
 
-    def _summed(self, block: Block) -> Block | None:
-        """The block without what was summed of it; None if one of its clients is bad.
-
-        Its sums are worthless then, and the run will end at that client's turn.
-        """
-        if not (block.sums or self._passes(block, self.sums.revealing(block.clients))):
-            return None
-        (left,) = self.sums.add([block])
-        return left if block.sums or self.sums.finite() or self._passes(block) else None
-
-    def _passes(self, block: Block, summed: Collection[str] = ()) -> bool:
-        """Whether a block that no other process has checked looks like the first, and passes.
-
-        summed: as in `Gate.admit`.
-        """
+    def _passes(self, block: Block) -> bool:
+        """Whether a block that no other process has checked looks like the first, and passes."""
         if self._looks and block.look != self._looks[0]:
             return False
-        asked = self.asked._replace(clients=block.clients)
-        return not self.gate.admit([block], asked, summed).bad
+        return not self.gate.admit([block], self.asked._replace(clients=block.clients)).bad
 
     def _add_usable(self, left: Block) -> None:
         self.good.append(left._replace(changed={}) if self.keep and left.changed else left)
