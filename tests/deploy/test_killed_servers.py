@@ -18,6 +18,7 @@ from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
 from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.task.preparing import prepare
+from fedshift.record.in_use import IN_USE
 from support.loopback import Loopback, gone, loopback, processes
 from support.small_runs import files_of, text_of
 
@@ -88,5 +89,9 @@ def test_kill_9_of_the_server_process(
     # A round is over before its checkpoint is written.
     assert fed.events[0]["after"] >= 1
     print(f"{time.monotonic() - began:.0f} s, after round {fed.events[0]['after']}")
+    # The run is over with its summary; its process ends a moment later.
+    end = time.monotonic() + 60
+    while (tmp_path / "run" / IN_USE).exists() and time.monotonic() < end:
+        time.sleep(0.1)
     assert files_of(tmp_path / "run") == here
     assert torch.get_num_threads() == 1
