@@ -81,8 +81,8 @@ def main() -> int:
 PAGE = """# What a message costs a client
 
 `python benchmarks/flower_messages.py --turns {turns} --write`: a server and three clients in real
-processes on one machine of two cores, with TLS and keys, a small model. Means over {rounds} rounds, and
-the median of the turns (`--turns`).
+processes on one machine of two cores, with TLS and keys, a small model. Means over {rounds}
+rounds, and the median of the turns (`--turns`).
 
 | a client's messages are answered by | seconds of a round | processor seconds of a client in it |
 | --- | ---: | ---: |
