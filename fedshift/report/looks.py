@@ -104,6 +104,16 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9+]+", "_", name.lower()).strip("_")
 
 
+def band_opacity(bands: int) -> float:
+    """The opacity of each of a chart's bands: the more overlap, the paler each is.
+
+    >>> from fedshift.report.looks import band_opacity
+    >>> band_opacity(2), band_opacity(9)
+    (0.16, 0.05)
+    """
+    return min(0.16, 0.45 / max(1, bands))
+
+
 def looks(
     names: Sequence[str], given: Sequence[Look | None], thin: Sequence[bool] = ()
 ) -> list[Look]:

@@ -27,7 +27,17 @@ from fedshift.report.charts import (
     shifts,
     shortened,
 )
-from fedshift.report.looks import DASHES, FILLS, LIGHT, MARKERS, THEME, Look, look_of, looks
+from fedshift.report.looks import (
+    DASHES,
+    FILLS,
+    LIGHT,
+    MARKERS,
+    THEME,
+    Look,
+    band_opacity,
+    look_of,
+    looks,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,6 +108,7 @@ def draw(charts: Sequence[Chart], figure: Figure) -> None:
 def _lines(chart: LineChart, axes: Axes) -> dict[str, Any]:
     drawn = [pointed(s) for s in chart.series]
     of = looks([s.name for s in drawn], [s.look for s in drawn], [s.thin for s in drawn])
+    opacity = band_opacity(sum(bool(s.low) for s in drawn))
     handles: dict[str, Any] = {}
     for series, look, shift in zip(drawn, of, shifts(drawn), strict=True):
         x, colour = [v + shift for v in series.x], LIGHT[look.colour]
@@ -109,7 +120,7 @@ def _lines(chart: LineChart, axes: Axes) -> dict[str, Any]:
             _whiskers(axes, x, bars, upright=True)
         elif series.low:
             low, high = _numbers(series.low), _numbers(series.high)
-            axes.fill_between(x, low, high, color=colour, alpha=0.16, lw=0)
+            axes.fill_between(x, low, high, color=colour, alpha=opacity, lw=0)
     _axis(axes.xaxis, chart.x)
     _axis(axes.yaxis, chart.y)
     across = {v for s in drawn for v in s.x}

@@ -128,10 +128,10 @@ def polyline(points: Sequence[Point], look: Look, *, thin: bool = False) -> str:
     )
 
 
-def band(upper: Sequence[Point], lower: Sequence[Point], look: Look) -> str:
+def band(upper: Sequence[Point], lower: Sequence[Point], look: Look, opacity: float) -> str:
     """The area between two lines with the same x."""
     around = path([*upper, *reversed(lower)])
-    return f'<polygon points="{around}" fill="{look.ink}" fill-opacity="0.16"/>'
+    return f'<polygon points="{around}" fill="{look.ink}" fill-opacity="{number(opacity)}"/>'
 
 
 def dot(centre: Point, radius: float, look: Look, *, hollow: bool, note: str = "") -> str:

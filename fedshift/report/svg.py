@@ -6,6 +6,7 @@ axis has a `<title>` of its own. Sizes are in CSS pixels of the drawing's own vi
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ from fedshift.report.charts import (
     ticks,
 )
 from fedshift.report.columns import column_names
-from fedshift.report.looks import Look, look_of, looks
+from fedshift.report.looks import Look, band_opacity, look_of, looks
 from fedshift.report.shapes import INK, band, bar, document, dot, line, polyline, text, whisker
 
 # Widths of charts: in the text of a page, and on a telephone of 390 px.
@@ -97,10 +98,11 @@ def _lines(chart: LineChart, width: float) -> str:
     left = _left(width)
     across = _span([*x_ticks, *xs])
     frame = _Frame(left, top + 8, width - left - 22, 260, across, _span([*y_ticks, *ys]))
-    marks = [
-        _series(frame, s, k, chart, shift)
-        for s, k, shift in zip(drawn, of, shifts(drawn), strict=True)
-    ]
+    opacity = band_opacity(sum(bool(s.low) for s in drawn))
+    placed = list(zip(drawn, of, shifts(drawn), strict=True))
+    # All bands come before all lines: none hides another method's line.
+    marks = [_bands(frame, s, look, shift, opacity) for s, look, shift in placed]
+    marks += [_line(frame, s, look, chart, shift) for s, look, shift in placed]
     body = [legend, _y_axis(frame, chart.y, y_ticks), _x_axis(frame, chart.x, x_ticks), *marks]
     return document(chart.title, width, frame.base + 48, body)
 
@@ -162,35 +164,48 @@ def _x_ticks(axis: Axis, xs: Sequence[float], steps: int) -> list[float]:
     return [t for t in linear if axis.percent or _tick_makes_sense(xs, t)]
 
 
-def _series(frame: _Frame, series: Series, look: Look, chart: LineChart, shift: float) -> str:
-    # A missing value ends one stretch of the line and begins the next.
+def _stretches(series: Series) -> list[list[int]]:
+    """The places of a series' values; a missing value ends one stretch and begins the next."""
     runs: list[list[int]] = [[]]
-    dots = []
-    for i, (a, b) in enumerate(zip(series.x, series.y, strict=True)):
-        if b is None or not math.isfinite(b):
+    for i, value in enumerate(series.y):
+        if value is None or not math.isfinite(value):
             runs.append([])
-            continue
-        runs[-1].append(i)
-        if series.points or not series.line:
-            radius = 6.0 if not series.line else 2.0 if series.thin else 3.0
-            up = number_text(chart.y.value(b), chart.y.percent)
-            note = f"{series.name}: {chart.x.value(a):.6g}, {up}"
-            dots.append(
-                dot(frame.at(a + shift, b), radius, look, hollow=not series.line, note=note)
-            )
-    lines: list[str] = []
-    for run in runs if series.line else ():
+        else:
+            runs[-1].append(i)
+    return [run for run in runs if run]
+
+
+def _bands(frame: _Frame, series: Series, look: Look, shift: float, opacity: float) -> str:
+    """The intervals around a line."""
+    drawn = []
+    for run in _stretches(series) if series.line else ():
         banded = [i for i in run if _ends(series.low, series.high, i) is not None]
-        if banded:
-            low, high = (
-                [frame.at(series.x[i] + shift, v[i] or 0.0) for i in banded]
-                for v in (series.low, series.high)
-            )
-            # A band over a single point would have no area, so it gets an error bar.
-            wide = len(banded) > 1
-            lines.insert(0, band(high, low, look) if wide else whisker(*low[0], *high[0]))
-        points = [frame.at(series.x[i] + shift, series.y[i] or 0.0) for i in run]
-        lines += [polyline(points, look, thin=series.thin)] if run else []
+        if not banded:
+            continue
+        low, high = (
+            [frame.at(series.x[i] + shift, v[i] or 0.0) for i in banded]
+            for v in (series.low, series.high)
+        )
+        # A band over a single point would have no area, so it gets an error bar.
+        wide = len(banded) > 1
+        drawn.append(band(high, low, look, opacity) if wide else whisker(*low[0], *high[0]))
+    return "".join(drawn)
+
+
+def _line(frame: _Frame, series: Series, look: Look, chart: LineChart, shift: float) -> str:
+    """A line and its points."""
+    runs, dots = _stretches(series), []
+    for i in itertools.chain(*runs if series.points or not series.line else ()):
+        a, b = series.x[i], series.y[i] or 0.0
+        radius = 6.0 if not series.line else 2.0 if series.thin else 3.0
+        up = number_text(chart.y.value(b), chart.y.percent)
+        note = f"{series.name}: {chart.x.value(a):.6g}, {up}"
+        dots.append(dot(frame.at(a + shift, b), radius, look, hollow=not series.line, note=note))
+    lines = [
+        polyline([frame.at(series.x[i] + shift, series.y[i] or 0.0) for i in run], look,
+                 thin=series.thin)
+        for run in (runs if series.line else ())
+    ]  # fmt: skip
     return "".join(lines + dots)
 
 

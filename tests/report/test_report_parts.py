@@ -216,6 +216,26 @@ def test_a_long_line_keeps_its_highs_and_lows() -> None:
     assert None in gap.y
 
 
+def test_bands_lie_behind_all_lines_and_grow_paler_with_their_number() -> None:
+    def drawn(count: int) -> str:
+        series = tuple(
+            Series(f"method {i}", (0, 1), (0.5, 0.6), (0.4, 0.5), (0.6, 0.7)) for i in range(count)
+        )
+        return svg(LineChart("t", series, Axis("x"), Axis("y")))
+
+    seven = drawn(7)
+    bands = seven[seven.index("<polygon") : seven.rindex("<polygon")]
+    assert "<polyline" not in bands
+    assert "<polyline" in seven[seven.rindex("<polygon") :]
+    two, many = (
+        [float(v) for v in re.findall(r'fill-opacity="([0-9.]+)"', drawn(n))] for n in (2, 7)
+    )
+    assert two == [0.16] * 2
+    # What is left of a line's colour behind all seven bands.
+    assert len(many) == 7
+    assert (1 - many[0]) ** 7 > 0.6 > (1 - two[0]) ** 7
+
+
 def test_a_drawing_alone_is_on_white_paper_with_plain_colours() -> None:
     chart = LineChart("t", (Series("fedavg", (0, 1), (0.5, 0.6)),), Axis("x"), Axis("y"))
     text = alone(svg(chart))
