@@ -26,7 +26,7 @@ from fedshift.tasks.doubts import doubts
 from fedshift.tasks.look import MOST_CLASSES, ColumnLook, candidates, look
 from fedshift.tasks.names import Coded, coded, listed
 from fedshift.tasks.rows import Columns
-from fedshift.tasks.tables import read_table
+from fedshift.tasks.tables import check_uses, read_table
 from fedshift.tasks.task import Task
 
 SHARES = "label shares or counts (a table by name, or one number per class)"
@@ -146,6 +146,7 @@ def _section(asked: Asked, table: Columns, given: dict[str, Any]) -> Data:
     client, label = (getattr(asked, what) or _ask(asked, table, what) for what in QUESTIONS)
     if client == label:
         raise InputError(f'--client and --label are both "{shown(client)}"; give two columns')
+    check_uses(client, [label], given.get("columns"), given.get("drop", []))
     looked = {column.name: column for column in look(table)}.get(label)
     if looked is None or (looked.kind == "text" and 2 * looked.values > len(table)):
         raise InputError(f'--label "{shown(label)}" holds free text; give a column of few values')
@@ -228,14 +229,15 @@ def _show_columns(columns: Sequence[ColumnLook]) -> None:
 
 
 def _show_clients(task: Task) -> None:
-    """Print each client's rows and, in classification, its label shares; the target included."""
+    """Print each client's labelled rows and, in classification, its label shares."""
     labels, places = task.labels, task.places
     rows = []
     for code, name in enumerate(places.names):
         counts = labels.counts((places.codes == code).nonzero()[0])
-        total = max(1, int(counts.sum()))
+        total = int(counts.sum())
         role = " (target)" if name == task.target.name else ""
-        rows.append((f"{name}{role}", f"{total:,}", *(percent(c / total) for c in counts)))
+        shares = (percent(c / total) if total else "–" for c in counts)
+        rows.append((f"{name}{role}", f"{total:,}", *shares))
     few = 2 <= len(labels.names) <= MOST // 2
     header = ("client", "rows", *(f"{one} %" for one in labels.names))
     _show("Clients", header if few else header[:2], [row if few else row[:2] for row in rows])

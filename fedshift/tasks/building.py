@@ -75,7 +75,8 @@ def built(task: TaskFields, seed: int) -> Built:
     labels = _labels(task, cut)
     T, tests = _tested(task, cut, labels, seed)
     encoding, columns = _encoding(task, cut, task.outputs or labels.names)
-    notes = (*task.notes, *_about_labels(task, cut, labels, T), *columns)
+    # Of dates both the table and its encoding speak, by the same sentence.
+    notes = tuple(dict.fromkeys((*task.notes, *_about_labels(task, cut, labels, T), *columns)))
     data = _dataset(task, encoding, labels, np.concatenate(cut.rows), tests)
     tested = [len(rows) for rows in tests] if task.target.kind == "clients" else []
     federation = _federation(task, data, encoding.pixels, cut, T, tested)
@@ -240,6 +241,8 @@ def _about_labels(task: TaskFields, cut: Cut, labels: Coded, T: NDArray[np.float
         )
     if task.kind == "classification":
         notes += _about_clients(task, cut, labels)
+        if unused := [name for name in labels.names if name not in labels.used]:
+            notes.append(f"Classes that no row has: {listed(unused)}.")
     if task.kind == "regression" and task.values is not None:
         y = task.values[torch.from_numpy(np.concatenate(cut.trains))]
         if (size := float((y**2).mean().sqrt())) > LARGE:

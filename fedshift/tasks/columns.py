@@ -10,8 +10,9 @@ import numpy as np
 
 from fedshift.errors import InputError, shown
 from fedshift.tasks.encoding import Column, refused
-from fedshift.tasks.names import Coded, Ints, coded, cure_of
+from fedshift.tasks.names import Coded, Ints, about_spelling, are_dates, coded, cure_of
 from fedshift.tasks.rows import Columns, Numbers, fits_float32
+from fedshift.tasks.values import about_dates
 
 # A text column counts as free text or names if it has more than MANY different values. With more
 # than FEW it does if most rows have a value of their own.
@@ -55,6 +56,7 @@ def fit_columns(
                 notes.append(f'Column "{shown(name)}" {what}. {cure}')
         if isinstance(column, Column):
             made.append(column)
+            notes += _about_names(column)
             if rules.missing == "refuse" and column.indicator:
                 raise refused(name, int(_absent(values)[rows].sum()))
         else:
@@ -135,6 +137,13 @@ def _categories(name: str, values: Coded, rows: Ints, asked: bool) -> Column | s
             f"{cure_of(names)}"
         )
     return category_column(name, names, absent)
+
+
+def _about_names(column: Column) -> list[str]:
+    """Sentences on categories that are dates, or differ by case alone."""
+    names = column.categories or ()
+    dates = [about_dates(column.name)] if are_dates(names) else []
+    return dates + about_spelling(f'Column "{shown(column.name)}": categories', names)
 
 
 def category_column(name: str, names: tuple[str, ...], absent: bool) -> Column | str:

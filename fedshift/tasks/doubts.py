@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedshift.errors import shown
-from fedshift.tasks.names import Coded, Ints, coded, listed
+from fedshift.tasks.names import Coded, Ints, coded
 from fedshift.tasks.rows import Columns, Numbers
 
 # With fewer rows there are no warnings. A column with more values is hardly the label in disguise.
@@ -30,13 +29,35 @@ def doubts(table: Columns, client: str, label: str, learned: Sequence[str]) -> l
     'Column "x" tells the label "y" in every row'
     """
     names = coded(table.of[client]).names
-    folded = Counter(name.casefold() for name in names)
     made = [f'All rows are of one client, "{shown(names[0])}".'] if len(names) == 1 else []
-    if alike := [name for name in names if folded[name.casefold()] > 1]:
-        made.append(f"Clients that differ by case alone: {listed(alike)}. Write each in one way.")
     if len(table) >= FEWEST:
+        made += _about_copies(table, [*learned, label])
         made += _about_columns(table, client, label, learned)
     return made
+
+
+def _about_copies(table: Columns, names: Sequence[str]) -> list[str]:
+    """A sentence on rows that are alike in all columns, where chance would hardly make any.
+
+    By chance, n rows of independent columns make n^2/2 * prod_c q_c pairs of equals, where q_c is
+    the share of pairs of different rows that are alike in column c.
+    """
+    import pandas as pd
+
+    values = [_values(table.of[name]) for name in names]
+    rows = pd.DataFrame(dict(enumerate(values)))
+    different = rows[~rows.duplicated()]
+    n, m = len(rows), len(different)
+    counts = [different[i].value_counts(dropna=False).to_numpy() for i in different]
+    pairs = [float((k * (k - 1.0)).sum()) / max(1, m * (m - 1)) for k in counts]
+    copies = n - m
+    if copies <= n * n / 2 * float(np.prod(pairs)) * 10:
+        return []
+    return [
+        f"Rows that repeat another one in every column that is learned from, and its label: "
+        f"{copies:,}. Copies among training, validation and test rows make a model look better "
+        "than it is; remove them."
+    ]
 
 
 def _about_columns(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import os
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -15,10 +17,10 @@ from torch import Tensor
 
 from fedshift.errors import InputError, shown
 from fedshift.tasks.layout import Layout, scaled
-from fedshift.tasks.names import Coded, Ints, coded
+from fedshift.tasks.names import Coded, Ints, coded, listed
 from fedshift.tasks.rows import Columns, Inputs, Numbers, check_column, inputs_of
 from fedshift.tasks.tensors import Tensors, inputs_like
-from fedshift.tasks.values import alike, reader_of
+from fedshift.tasks.values import MARKS, alike, reader_of
 
 Floats = NDArray[np.float32]
 
@@ -83,15 +85,41 @@ class Encoding:
     def apply(self, raw: Any) -> Tensor:
         """Raw rows (DataFrame, dict of columns, list of dicts, arrays) as x [n, ...].
 
-        Raises InputError for a column that is missing, or holds text where numbers are due.
+        Warns of columns that hold nothing that training had. Raises InputError for a column that
+        is missing, or holds text where numbers are due.
         """
         if self.layout is not None and not self.columns:
             return self.encoded(rows := inputs_like(raw, self.layout), np.arange(len(rows)))
+        if isinstance(raw, str | os.PathLike):
+            raise InputError(f'rows = "{shown(str(raw))}": give the rows, as pd.read_csv(path)')
         inputs = inputs_of(raw)
         if isinstance(inputs, Tensors) == bool(self.columns):
             due = "a table with named columns" if self.columns else "an array or tensors"
             raise InputError(f"these rows are not what the task was made of: give {due}")
-        return self.encoded(inputs, np.arange(len(inputs)))
+        x = self.encoded(inputs, np.arange(len(inputs)))
+        for note in self._about(inputs) if isinstance(inputs, Columns) else ():
+            warnings.warn(note, UserWarning, stacklevel=2)
+        return x
+
+    def _about(self, table: Columns) -> Iterator[str]:
+        """Sentences on columns of which training had no such value."""
+        for column in self.columns:
+            given, name = table.of[column.name], f'Column "{shown(column.name)}"'
+            if column.categories is None:
+                absent = np.isnan(_as_numbers(column.name, given))
+                if len(absent) and absent.all() and not column.indicator:
+                    yield f"{name} has no value in any row; the mean of training stands for it."
+                continue
+            texts, codes = coded(given), codes_in(given, column.categories)
+            if count := int((codes == len(column.categories)).sum()):
+                odd = texts.names[texts.codes[codes == len(column.categories)][0]]
+                yield (
+                    f'{name}: {count:,} of {len(codes):,} values, such as "{shown(odd)}", are none '
+                    f"of the categories that training had ({listed(column.categories)}); they "
+                    'count as "other".'
+                )
+            elif len(codes) and (codes < 0).all() and not column.indicator:
+                yield f'{name} has no value in any row, which counts as "other".'
 
     def encoded(self, inputs: Inputs, rows: Ints) -> Tensor:
         """Inputs x [m, ...] of the examples at `rows`."""
@@ -193,8 +221,10 @@ def _as_numbers(name: str, values: Numbers | Coded) -> Numbers:
     if not isinstance(values, Coded):
         return values
     numbers = [*map(reader_of(values.names), values.names)]
-    if odd := [n for n, v in zip(values.names, numbers, strict=True) if not math.isfinite(v)]:
+    odd = [n for n, v in zip(values.names, numbers, strict=True) if not math.isfinite(v)]
+    if others := [text for text in odd if text.lower() not in MARKS]:
         raise InputError(
-            f'column "{shown(name)}" holds "{shown(odd[0])}"; it is a column of numbers'
+            f'column "{shown(name)}" holds "{shown(others[0])}"; it is a column of numbers: '
+            "give one with a decimal point, or leave the cell empty"
         )
     return np.array([*numbers, math.nan])[values.codes]

@@ -18,6 +18,7 @@ from fedshift.tasks.columns import Rules
 from fedshift.tasks.names import (
     Coded,
     Mask,
+    about_spelling,
     as_number,
     coded,
     listed,
@@ -204,7 +205,10 @@ def clients_with_labels(
     counts = places.counts(np.flatnonzero(labels.codes >= 0))
     empty = [name for name, count in zip(places.names, counts, strict=True) if not count]
     if goal.name in empty:
-        raise InputError(f'the target "{shown(goal.name)}" has no row with a label to test on')
+        raise InputError(
+            f'the target "{shown(goal.name)}" has no row with a label to test on; to estimate its '
+            "accuracy, give label shares or counts (a dict by name, or one number per class)"
+        )
     left_out = {*empty, goal.name}
     clients = tuple(c for c in places.names if c not in left_out)
     if not clients:
@@ -289,7 +293,17 @@ def _no_number(what: str) -> str:
 
 
 def _matrix(y: Any, n: int) -> Tensor:
-    made = torch.as_tensor(np.asarray(plain(y), dtype=np.float32))
+    if isinstance(y, Coded):
+        raise InputError(
+            f'kind="multilabel" and one label column, of {many(len(y.names), "class")} '
+            f"({listed(y.names)}); give label= a list of columns of 0 and 1, or leave kind out"
+        )
+    try:
+        made = torch.as_tensor(np.asarray(plain(y), dtype=np.float32))
+    except (TypeError, ValueError):
+        raise InputError(
+            f"y is {called(y)} that holds text; several labels per row are [{n}, L] of 0 and 1"
+        ) from None
     if made.ndim != 2 or len(made) != n or made.shape[1] < 2:
         raise InputError(
             f"y has shape {tuple(made.shape)}; several labels per row are [{n}, L] of 0 and 1"
@@ -336,7 +350,10 @@ def _joined(y: Any, other: Any) -> Any:
 
 def _about_rows(places: Coded, labels: Coded, outside: int, empty: list[str]) -> list[str]:
     n = len(places.codes) - outside
-    notes = []
+    notes = [
+        *about_spelling("Clients", places.names),
+        *about_spelling("Labels", labels.used),
+    ]
     without = (labels.codes[:n] < 0) & (places.codes[:n] >= 0)
     if without.any():
         counts = Coded(places.codes[:n][without], places.names).counts()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,11 @@ class Coded(NamedTuple):
         """How often each name occurs, in all rows or in `rows`: [names]."""
         codes = self.codes + 1 if rows is None else self.codes[rows] + 1  # 0: missing
         return np.bincount(codes, minlength=len(self.names) + 1)[1:]
+
+    @property
+    def used(self) -> list[str]:
+        """The names that occur."""
+        return [name for name, count in zip(self.names, self.counts(), strict=True) if count]
 
 
 def coded(values: Any, what: str = "a column") -> Coded:
@@ -102,14 +108,23 @@ def as_number(text: str) -> float:
 
 def cure_of(texts: Sequence[str]) -> str:
     """A sentence if the texts are dates, or amounts with signs that no number has; else ""."""
-    first = list(texts[:MOST_READ])
     for form, what in (
         (_DATE, "dates; put days or years"),
         (_AMOUNT, "amounts; put plain numbers"),
     ):
-        if first and sum(map(bool, map(form.fullmatch, first))) > 0.9 * len(first):
-            return f' "{shown(first[0])}" and the like are {what} in their place.'
+        if _fit(form, texts):
+            return f' "{shown(texts[0])}" and the like are {what} in their place.'
     return ""
+
+
+def are_dates(texts: Sequence[str]) -> bool:
+    """Whether nearly all of the first texts are dates, such as 2024-05-31 or 31.5.2024."""
+    return _fit(_DATE, texts)
+
+
+def _fit(form: re.Pattern[str], texts: Sequence[str]) -> bool:
+    first = list(texts[:MOST_READ])
+    return bool(first) and sum(map(bool, map(form.fullmatch, first))) > 0.9 * len(first)
 
 
 def reordered(given: Coded, names: Sequence[Any], what: str) -> Coded:
@@ -138,7 +153,7 @@ def with_classes(labels: Coded, classes: Sequence[Any]) -> Coded:
     Raises InputError as `reordered` does, and for a number of names other than K.
     """
     wanted = () if isinstance(classes, str) else tuple(map(text_of, classes))
-    used = [name for name, count in zip(labels.names, labels.counts(), strict=True) if count]
+    used = labels.used
     numbered = all(name.isdecimal() and name == str(int(name)) for name in used)
     if not wanted or not used or not numbered or {*used} & {*wanted}:
         return reordered(labels, classes, "label")
@@ -151,6 +166,20 @@ def with_classes(labels: Coded, classes: Sequence[Any]) -> Coded:
         )
     renamed = reordered(labels, range(K), "label")._replace(names=wanted)
     return reordered(renamed, wanted, "label")  # refuses a name that is given twice
+
+
+def about_spelling(what: str, names: Iterable[str]) -> list[str]:
+    """A sentence on names that differ by case or spaces alone, which may be meant as one.
+
+    >>> from fedshift.tasks.names import about_spelling
+    >>> about_spelling("Labels", ["No", "no", "yes"])
+    ['Labels that differ by case or spaces alone: No, no. Write each in one way.']
+    """
+    folded = {name: "".join(name.casefold().split()) for name in names}
+    often = Counter(folded.values())
+    alike = [name for name in folded if often[folded[name]] > 1]
+    how = f"that differ by case or spaces alone: {listed(alike)}. Write each in one way."
+    return [f"{what} {how}"] if alike else []
 
 
 def many(count: int, what: str) -> str:

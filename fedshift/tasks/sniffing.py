@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedshift.errors import DataError, InputError, nearest, shown
 from fedshift.tasks.names import as_number, listed, many
@@ -51,6 +51,21 @@ class Format:
         )
         odd += [f"encoding {self.encoding}"] if not self.encoding.startswith("utf-8") else []
         return [f"Read with {', '.join(odd)}."] if odd else []
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of `pandas.read_csv` for this format."""
+        return {
+            "sep": self.separator,
+            "decimal": self.decimal,
+            "thousands": self.thousands,
+            "encoding": self.encoding,
+            "names": self.header,
+            "header": None,
+            "skiprows": self.first,
+            "skipinitialspace": True,
+            "index_col": False,
+        }
 
     def number(self, text: str) -> float:
         """A text as a number, by the signs of this file; NaN if it is none."""
@@ -147,7 +162,7 @@ def _rows(path: Path, text: str, separator: str) -> list[Row]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     try:
         for cells in reader:
-            if cells:
+            if len(cells) > 1 or any(map(str.strip, cells)):
                 rows.append(Row(reader.line_num, [cell.strip() for cell in cells]))
             if len(rows) > LINES:
                 break

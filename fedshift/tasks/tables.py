@@ -13,6 +13,7 @@ import numpy as np
 
 from fedshift.arguments import called
 from fedshift.errors import DataError, InputError, shown
+from fedshift.tasks.cells import about_words, check_lengths
 from fedshift.tasks.making import Rows
 from fedshift.tasks.names import Coded, Mask, as_number, coded, named, ordered
 from fedshift.tasks.rows import (
@@ -45,6 +46,7 @@ def rows_of(
     Raises InputError, with the nearest name, for a column that does not exist.
     """
     labels = [label] if isinstance(label, str) else list(label)
+    check_uses(client, labels, columns, drop)
     for name in (client, *labels):
         check_column(name, list(table.of))
     if client in labels:
@@ -57,6 +59,22 @@ def rows_of(
     if isinstance(label, str):
         return Rows(x, y[0], table.of[client], tuple(notes))
     return Rows(x, _stacked(y), table.of[client], tuple(notes), tuple(labels))
+
+
+def check_uses(
+    client: str, labels: Sequence[str], columns: Sequence[str] | None, drop: Sequence[str]
+) -> None:
+    """Raise InputError for a column of two uses: client or label, and to learn from or to drop."""
+    roles = {client: "client"} | dict.fromkeys(labels, "label")
+    for option, names in (("columns", columns or ()), ("drop", drop)):
+        for name in names:
+            if name in roles:
+                raise InputError(
+                    f'{option} names "{shown(name)}", which is the {roles[name]}: it is read, and '
+                    f"never learned from. Leave it out of {option}"
+                )
+            if option == "drop" and name in (columns or ()):
+                raise InputError(f'columns and drop both name "{shown(name)}"; leave it out of one')
 
 
 def of_frame(
@@ -160,10 +178,10 @@ def read_table(
     form = sniffed(path, wanted, **given)
     use = [name for name in form.header if name not in leave]
     form, pieces = _read(path, form, use, names, aside, wide)
-    notes = form.notes
-    mask = None
+    notes, mask = form.notes, None
     if aside is not None and aside[0] in use:
         mask = named(_merged(pieces[aside[0]] or []), aside[1])
+    asked = [aside[0] if aside else "", *([label] if isinstance(label, str) else label)]
     made: dict[str, Numbers | Coded] = {}
     for name in use:
         parts = pieces.pop(name)
@@ -174,6 +192,8 @@ def read_table(
             )
             continue
         column = _merged(parts)
+        if name in asked:
+            notes += about_words(path, form, name, column)
         if isinstance(column, Coded) and name not in names:
             column = _numbers_in(name, column, notes, mask, form.number, name == label, wide)
         made[name] = column
@@ -205,11 +225,14 @@ def _read(
     """(the format, corrected if needed; the pieces of each column, or None for free text)."""
     import pandas as pd
 
-    typed = True
+    typed, read = True, dict.fromkeys([*use, form.header[-1]])
     # Two things may turn out wrong further down, each once: the encoding, and columns of numbers.
     for _ in range(3):
         try:
-            return form, _collected(_pieces(path, form, names, typed), use, names, aside, wide)
+            pieces = _collected(_pieces(path, form, names, typed), [*read], names, aside, wide)
+            if _lacks_values(pieces[form.header[-1]]):
+                check_lengths(path, form)
+            return form, pieces
         except UnicodeDecodeError:
             form = replace(form, encoding="cp1252")  # only the first lines were valid UTF-8
         except (pd.errors.ParserError, pd.errors.EmptyDataError) as e:
@@ -226,18 +249,8 @@ def _pieces(path: Path, form: Format, names: Sequence[str], typed: bool) -> Iter
     """DataFrames of PIECE rows; typed: read columns in the types that the first rows suggest."""
     import pandas as pd
 
-    options: dict[str, Any] = {
-        "sep": form.separator,
-        "decimal": form.decimal,
-        "thousands": form.thousands,
-        "encoding": form.encoding,
-        "names": form.header,
-        "header": None,
-        # No "usecols": with it, pandas silently cuts lines that have too many cells.
-        "skiprows": form.first,
-        "skipinitialspace": True,
-        "index_col": False,
-    }
+    # No "usecols": with it, pandas silently cuts lines that have too many cells.
+    options = form.options
     # Names are read as text: as floats, different numbers of 17 digits would be the same.
     kinds: dict[str, Any] = {name: "category" for name in names if name in form.header}
     if typed:
@@ -273,6 +286,13 @@ def _collected(
             if len(texts[name]) > TEXTS and name not in names:
                 parts[name] = None
     return parts
+
+
+def _lacks_values(parts: list[Numbers | Coded] | None) -> bool:
+    """Whether a column misses a value, or is free text, which was not kept."""
+    if parts is None:
+        return True
+    return any(bool((p.codes < 0 if isinstance(p, Coded) else np.isnan(p)).any()) for p in parts)
 
 
 def _names_at(part: Coded, mask: Mask | None) -> Sequence[str]:

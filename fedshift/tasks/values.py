@@ -93,11 +93,16 @@ def about_kind(name: str, values: Any) -> list[str]:
     if kind in ("timedelta", "timedelta64"):
         return [in_seconds(name)]
     if kind in ("datetime", "datetime64", "date", "period"):
-        return [
-            f'Column "{shown(name)}" holds dates, which count as names; give numbers, such as '
-            ".dt.year, to learn from time."
-        ]
+        return [about_dates(name)]
     return []
+
+
+def about_dates(name: str) -> str:
+    """The sentence on a column of dates."""
+    return (
+        f'Column "{shown(name)}" holds dates, which count as names; give numbers, such as '
+        ".dt.year, to learn from time."
+    )
 
 
 def about_kinds(frame: Any) -> tuple[str, ...]:

@@ -92,6 +92,24 @@ def test_a_client_called_like_shares(patients: Path) -> None:
     assert 'target = "ward=3"' in (patients / "experiment.toml").read_text()
 
 
+def test_a_client_without_labels_has_no_rows(
+    patients: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It cannot be the target; the message says what can."""
+    lines = [
+        line.rpartition(",")[0] + "," if line.startswith("north") else line
+        for line in table().splitlines()
+    ]
+    (patients / "patients.csv").write_text("\n".join(lines))
+    assert init(*GIVEN, "--target", "north") == 2
+    error = capsys.readouterr().err
+    assert "to estimate its accuracy, give label shares, as ill=0.7,well=0.3\n" in error
+    assert init(*GIVEN, "--target", "ill=0.5,well=0.5") == 0
+    out = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines()]
+    assert ["north", "0", "–", "–"] in rows
+
+
 def test_nothing_is_overwritten(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (patients / "net.py").write_text("mine")
     assert init(*GIVEN) == 2
@@ -125,6 +143,8 @@ def test_nothing_is_overwritten(patients: Path, capsys: pytest.CaptureFixture[st
         ((*GIVEN, "-c", "training.rounds=2"), "-c training.rounds: init takes data.kind, data."),
         ((*GIVEN, "-c", "data.dorp=age"), 'it writes. Did you mean "data.drop"?'),
         ((*GIVEN, "-c", "data.drop=age"), 'data.drop = "age": must be a list'),
+        ((*GIVEN, "-c", "data.drop=['outcome']"), 'data.drop names "outcome", which is the label:'),
+        ((*GIVEN, "-c", "data.drop=['hospital']"), 'data.drop names "hospital", which is the cli'),
         ((*GIVEN, "-c", "data.drop=['agee']"), 'has no column "agee"; it has hospital, age, s'),
         ((*GIVEN, "--folder", "patients.csv"), "patients.csv: is not a folder; give another place"),
     ],
@@ -194,12 +214,27 @@ def test_what_to_look_at_is_named(patients: Path, capsys: pytest.CaptureFixture[
         "name, give -c 'data.drop=[\"sick\"]'.",
         'Column "patient" holds another whole number in every row, as numbers of rows or people',
         'Column "stay" holds -99 several times, far from its other values.',
-        "Clients that differ by case alone: East, east. Write each in one way.",
+        "Clients that differ by case or spaces alone: East, east. Write each in one way.",
         '-01-05" and the like are dates; put days or years in their place.',
     ):
         assert sentence in out
     for name in ("age", "sex"):
         assert f'Column "{name}"' not in out
+
+
+def test_copies_of_rows_are_named() -> None:
+    """Controls: rows of their own, and few categories, of which chance makes equal rows."""
+    rng = np.random.default_rng(0)
+    few = {name: coded(rng.integers(0, 3, 400)) for name in ("site", "a", "b", "y")}
+    many = {"marker": column_of("marker", rng.normal(size=400))}
+    assert doubts(Columns(few), "site", "y", ["a", "b"]) == []
+    assert doubts(Columns(few | many), "site", "y", ["a", "b", "marker"]) == []
+    again = np.arange(400) % 370
+    copies = {name: coded(np.array(c.names)[c.codes][again]) for name, c in few.items()}
+    copies["site"] = few["site"]  # also where a patient is in two hospitals
+    copied = Columns(copies | {"marker": many["marker"][again]})
+    noted = doubts(copied, "site", "y", ["a", "b", "marker"])
+    assert ["its label: 30. Copies" in sentence for sentence in noted] == [True]
 
 
 def test_doubtful_labels_of_numbers_are_noted() -> None:

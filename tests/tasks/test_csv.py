@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +321,16 @@ ROWS = "hospital,age,outcome\na,1,x\nb,2,y\na,3,y\nb,4,x\n"
         (ROWS + "a,5\n", {}, "line 6: 2 cells; the first line names 3 columns, with a comma"),
         (ROWS + "b,5,y\n" * 300 + "a,5,x,7\n", {}, "Expected 3 fields in line 306, saw 4; look"),
         (ROWS + "b,5,y\n" * 300 + 'a,"5,x\n', {}, "EOF inside string"),
+        (ROWS + "b,5,y\n" * 300 + "a,5\n", {}, "line 306: 2 cells for 3 columns; complete that"),
+        (ROWS + "b,5,y\n" * 300 + "a,5\n", {"drop": ["age"]}, "line 306: 2 cells for 3 columns"),
+        (ROWS, {"drop": ["outcome"]}, '^drop names "outcome", which is the label: it is read, and'),
+        (ROWS, {"columns": ["age", "hospital"]}, '^columns names "hospital", which is the client'),
+        (
+            ROWS,
+            {"columns": ["age"], "drop": ["age"]},
+            '^columns and drop both name "age"; ',
+        ),
+        (ROWS, {"kind": "multilabel"}, "one label column, of 2 classes .x, y.; give label= a list"),
         (b"PK\x03\x04......", {}, "no CSV file but a packed table; save it as CSV"),
         (ROWS, {"encoding": "utf-99"}, 'not utf-99; give its encoding="..."'),
         (ROWS, {"separator": ";;"}, 'separator=";;": give one sign'),
@@ -332,6 +343,112 @@ def test_refused_in_one_sentence(
 ) -> None:
     with pytest.raises(InputError, match=message):
         read(spoilt(tmp_path, text), **{"target": "b"} | options)
+
+
+def test_empty_cells_are_no_short_line(tmp_path: Path) -> None:
+    """Control of the refusals above: the last cells are empty, and so are whole lines."""
+    text = ROWS.replace("age,outcome", "outcome,age") + "\n  \nb,x,\n" + "b,y,5\n" * 300 + "a,x,\n"
+    rows = [row.replace("1,x", "x,1").replace("2,y", "y,2") for row in text.split("\n")]
+    task = read(spoilt(tmp_path, "\n".join(rows[:3] + rows[5:])), target="b")
+    assert len(task.places.codes) == 304
+
+
+@pytest.mark.parametrize("word", ["None", "NA", "null"])
+def test_words_that_count_as_no_label_are_named(tmp_path: Path, word: str) -> None:
+    """The control has another word, and an empty cell, of which nothing is noted."""
+    frame = patients()
+    frame["outcome"] = np.array([word, "mild", "severe"])[np.arange(200) % 3]
+    sentence = f'Column "outcome": "{word}" (67 rows) counts as a missing value; if it is meant'
+    notes = read(written(tmp_path, frame)).notes
+    assert any(note.startswith(sentence) for note in notes)
+    assert read(written(tmp_path, frame.replace(word, "no"))).classes == ("mild", "no", "severe")
+    for control in ("no", ""):
+        notes = read(written(tmp_path, frame.replace(word, control))).notes
+        assert "counts as a missing value" not in " ".join(notes)
+
+
+def test_a_word_that_counts_as_no_client_is_named(tmp_path: Path) -> None:
+    frame = patients().replace("south", "NA")
+    notes = read(written(tmp_path, frame)).notes
+    assert any('"hospital": "NA" (50 rows) counts as a missing value' in note for note in notes)
+
+
+def test_names_that_differ_by_case_or_spaces_are_noted(tmp_path: Path) -> None:
+    """Of labels, clients and categories. Spaces around a name are dropped in silence."""
+    frame = patients()
+    assert "differ by case" not in " ".join(read(written(tmp_path, frame)).build().notes)
+    frame.loc[::7, "outcome"] = frame.loc[::7, "outcome"].str.upper()
+    frame.loc[::5, "hospital"] = frame.loc[::5, "hospital"] + " "
+    frame.loc[1::20, "hospital"] = "North"
+    frame.loc[frame.ward.str.contains(" "), "ward"] = "A  B"
+    frame.loc[::9, "ward"] = "a b"
+    notes = read(written(tmp_path, frame)).build().notes
+    how = "that differ by case or spaces alone:"
+    assert f"Labels {how} GOOD, POOR, good, poor. Write each in one way." in notes
+    assert f"Clients {how} North, north. Write each in one way." in notes
+    assert f'Column "ward": categories {how} A  B, a b. Write each in one way.' in notes
+
+
+@pytest.mark.parametrize("form", ["%d.%m.%Y", "%Y-%m-%d", "%Y-%m-%d %H:%M:%S"])
+def test_dates_that_count_as_names_are_noted(tmp_path: Path, form: str) -> None:
+    """Once, whether a file or a frame has them. Control: months of a year."""
+    frame, names = patients(), {"client": "hospital", "label": "outcome", "target": "north"}
+    days = pd.Series(pd.date_range("2024-01-01", periods=200, freq="D"))[np.arange(200) % 9 * 20]
+    frame["visit"] = days.to_numpy()
+    begin = 'Column "visit" holds dates, which count as names; give numbers'
+    tasks = [fs.Task.from_frame(frame, **names)]
+    frame["visit"] = days.dt.strftime(form).to_numpy()
+    tasks += [read(written(tmp_path, frame)), fs.Task.from_frame(frame, **names)]
+    assert [sum(n.startswith(begin) for n in task.build().notes) for task in tasks] == [1, 1, 1]
+    frame["visit"] = days.dt.strftime("%B").to_numpy()
+    assert "dates" not in " ".join(read(written(tmp_path, frame)).build().notes)
+
+
+def test_classes_that_no_row_has_are_noted(tmp_path: Path) -> None:
+    path = written(tmp_path, patients())
+    notes = read(path, classes=["poor", "good", "fair"]).build().notes
+    assert "Classes that no row has: fair." in notes
+    assert "no row has" not in " ".join(read(path, classes=["poor", "good"]).build().notes)
+
+
+def test_a_target_without_labels_is_refused_with_a_cure(tmp_path: Path) -> None:
+    frame = patients()
+    frame.loc[frame.hospital == "north", "outcome"] = None
+    with pytest.raises(InputError, match="a label to test on; to estimate its accuracy, give"):
+        read(written(tmp_path, frame))
+    shares = {"good": 0.5, "poor": 0.5}
+    assert read(written(tmp_path, frame), target=shares).clients == ("east", "south", "west")
+
+
+def test_rows_unlike_those_of_training_are_warned_of(tmp_path: Path) -> None:
+    """Categories by other names, and columns without a value. Controls: rows as they were."""
+    frame = patients()
+    encoding = read(written(tmp_path, frame)).build().encoding
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoding.apply(frame)
+        encoding.apply(frame.assign(age=frame.age.where(frame.index > 3)))
+        encoding.apply(frame.iloc[:0])
+    for column, value, what in (
+        ("ward", "b", 'values, such as "b", are none of the categories .A, B, Kinderklinik Köln.'),
+        ("ward", None, "no value in any row, which counts as .other."),
+        ("age", np.nan, "no value in any row; the mean of training stands for it"),
+    ):
+        what = what.replace("categories .", "categories that training had .")
+        with pytest.warns(UserWarning, match=f'Column "{column}".*{what}'):
+            encoding.apply(frame.assign(**{column: value}))
+
+
+def test_marks_of_missing_numbers_are_read_in_prediction_too(tmp_path: Path) -> None:
+    frame = patients().astype({"age": object})
+    frame.loc[::9, "age"] = "?"
+    encoding = read(written(tmp_path, frame)).build().encoding
+    empty = frame.assign(age=pd.to_numeric(frame.age, errors="coerce"))
+    assert torch.equal(encoding.apply(frame), encoding.apply(empty))
+    with pytest.raises(InputError, match='holds "11,5"; .* give one with a decimal point'):
+        encoding.apply(frame.assign(age="11,5"))
+    with pytest.raises(InputError, match="give the rows, as pd.read_csv"):
+        encoding.apply("patients.csv")
 
 
 def test_lines_above_the_names_of_columns(tmp_path: Path) -> None:

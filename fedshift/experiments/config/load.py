@@ -53,6 +53,8 @@ def load_with_source(path: Path, overrides: Sequence[str] = ()) -> tuple[Config,
     """`load_config`, and a Source, which can say for later messages where a key was set."""
     text = _text(path)
     tables = _tables(path, text)
+    if not tables and not overrides:
+        raise InputError(f"{path}: no key is set; an experiment begins with [data] and its name")
     written = _name_in(tables, "method")
     apply_overrides(tables, overrides)
     renamed = _name_in(tables, "method") != written

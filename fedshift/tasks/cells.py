@@ -1,0 +1,57 @@
+"""What the cells of a CSV file say that its columns do not: lines cut short, words for no value."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from fedshift.errors import DataError, shown
+from fedshift.tasks.names import Coded, listed
+from fedshift.tasks.rows import Numbers
+from fedshift.tasks.sniffing import Format
+
+
+def check_lengths(path: Path, form: Format) -> None:
+    """Raise DataError for the first line with fewer cells than the file has columns.
+
+    pandas fills such a line with missing values, and a file that was cut off has one at its end.
+    """
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding=form.encoding, errors="replace", newline="") as file:
+        lines = itertools.islice(file, form.first, None)
+        reader = csv.reader(lines, delimiter=form.separator, skipinitialspace=True)
+        try:
+            for cells in reader:
+                if len(cells) < len(form.header) and any(cell.strip() for cell in cells):
+                    raise DataError(
+                        f"{path}, line {form.first + reader.line_num}: {len(cells)} cells for "
+                        f"{len(form.header)} columns; complete that line, or remove it"
+                    )
+        except csv.Error:  # pandas has read the file: what this reader minds is no fault
+            return
+
+
+def about_words(path: Path, form: Format, name: str, column: Numbers | Coded) -> list[str]:
+    """A sentence on texts such as "None" in a column, which count as missing values.
+
+    In a column of labels or clients they may be meant as names.
+    """
+    import pandas as pd
+
+    absent = column.codes < 0 if isinstance(column, Coded) else np.isnan(column)
+    if not absent.any():
+        return []
+    raw = pd.read_csv(path, usecols=[name], dtype=str, keep_default_na=False, **form.options)
+    words = Counter(text.strip() for text in raw[name][absent].fillna(""))
+    if not (given := [word for word in words if word]):
+        return []
+    each = listed([f'"{shown(word)}" ({words[word]:,} rows)' for word in given])
+    return [
+        f'Column "{shown(name)}": {each} counts as a missing value; if it is meant as a name, '
+        "write another in the file."
+    ]
