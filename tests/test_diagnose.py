@@ -443,3 +443,19 @@ def test_without_a_label_they_reach_the_others() -> None:
     none = diagnose([[50, 50, 0], [20, 20, 0]], [0.0, 0.0, 1.0])
     assert none.weighed_ess == 0.0
     assert "Re-weighting" not in verdict_of(none)
+
+
+def test_shares_are_no_counts() -> None:
+    """They would make each client as large as one example. Control: one example each."""
+    with pytest.raises(InputError, match="sum to 1, as label shares do; give the numbers of ex"):
+        diagnose([[0.3, 0.7], [0.8, 0.2]], [0.5, 0.5])
+    assert diagnose([[1, 0], [0, 1]], [0.5, 0.5]).covered
+    assert diagnose([[0.3, 0.7], [0.8, 1.2]], [0.5, 0.5]).carriers
+
+
+def test_clients_without_examples_are_named() -> None:
+    """Control: all have some."""
+    names = {"clients": ["a", "b", "c"]}
+    sentence = "Left out, since they have no example: b."
+    assert diagnose([[1, 2], [0, 0], [3, 1]], [0.5, 0.5], **names).verdict[-1] == sentence
+    assert sentence not in diagnose([[1, 2], [0, 1], [3, 1]], [0.5, 0.5], **names).verdict

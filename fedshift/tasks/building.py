@@ -283,8 +283,14 @@ def _about_others(task: TaskFields, cut: Cut, columns: tuple[Column, ...]) -> li
     assert isinstance(task.inputs, Columns)
     rows = np.concatenate([cut.target, *cut.tests, *cut.validations])
     for column in columns:
-        if column.categories is not None:
-            codes = codes_in(task.inputs.of[column.name], column.categories)[rows]
+        given = task.inputs.of[column.name]
+        at_target = (given.codes if isinstance(given, Coded) else given)[cut.target]
+        lacks = at_target < 0 if isinstance(given, Coded) else np.isnan(at_target)
+        if len(lacks) and lacks.all():
+            what = "has no value in any row of the target"
+            notes.append(f'Column "{shown(column.name)}" {what}, and counts as missing there.')
+        elif column.categories is not None:
+            codes = codes_in(given, column.categories)[rows]
             count = int((codes == len(column.categories)).sum())
             if count:
                 notes.append(

@@ -103,6 +103,8 @@ def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
     classes = rows.labels if rows.labels and classes is None else classes
     labels, values, outputs = labels_of(y, fields["kind"], classes, len(inputs), outside)
     goal = Target("test set") if outside else target_of(target, places.names, labels.names)
+    if outside:
+        _check_test_labels(labels, len(inputs) - outside, fields["kind"])
     clients, empty = clients_with_labels(places, labels, goal)
     _check_finite(inputs, places)
     notes += _about_rows(places, labels, outside, empty)
@@ -248,6 +250,22 @@ def _with_test_set(inputs: Inputs, test: Inputs, y: Any) -> tuple[Inputs, int]:
     if len(test) != labels or not labels:
         raise InputError(f"the target has {len(test)} examples and {labels} labels; give as many")
     return inputs.joined(test), labels  # type: ignore[arg-type]
+
+
+def _check_test_labels(labels: Coded, n: int, kind: str) -> None:
+    """Raise InputError if the test set, behind n rows of clients, has no label that these have."""
+    counts = [labels.counts(rows) for rows in np.split(np.arange(len(labels.codes)), [n])]
+    mine, others = ([a for a, k in zip(labels.names, c, strict=True) if k] for c in counts)
+    if not others:
+        raise InputError(
+            "target: its rows have no label to test on; to estimate the accuracy there, give label "
+            "shares or counts (a dict by name, or one number per class)"
+        )
+    if kind == "classification" and mine and not {*mine} & {*others}:
+        raise InputError(
+            f"target: its labels ({listed(others)}) are none of the clients' ({listed(mine)}); "
+            "write them alike"
+        )
 
 
 def _per_row(name: str, values: Any, n: int) -> Any:

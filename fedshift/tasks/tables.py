@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,6 +76,19 @@ def check_uses(
                 )
             if option == "drop" and name in (columns or ()):
                 raise InputError(f'columns and drop both name "{shown(name)}"; leave it out of one')
+
+
+def check_other_file(path: str | os.PathLike[str], target: Any) -> None:
+    """Raise InputError if the target is the table itself, whose rows train."""
+    same = False
+    if isinstance(target, str | os.PathLike):
+        with contextlib.suppress(OSError, ValueError):
+            same = os.path.samefile(path, target)
+    if same:
+        raise InputError(
+            f'target="{shown(str(target))}" is the table itself, whose rows train; give "pooled" '
+            "to test on rows of all clients that are set apart"
+        )
 
 
 def of_frame(

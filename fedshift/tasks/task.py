@@ -26,7 +26,15 @@ from fedshift.tasks.names import Coded, coded, listed, many
 from fedshift.tasks.rows import Columns
 from fedshift.tasks.showing import html_of
 from fedshift.tasks.sources import rows_of_datasets, rows_of_partition, tested
-from fedshift.tasks.tables import check_uses, labelled, of_frame, read_parquet, read_table, rows_of
+from fedshift.tasks.tables import (
+    check_other_file,
+    check_uses,
+    labelled,
+    of_frame,
+    read_parquet,
+    read_table,
+    rows_of,
+)
 from fedshift.tasks.target import target_of
 from fedshift.tasks.values import about_kinds
 
@@ -158,6 +166,7 @@ class Task(TaskFields):
             )
 
         check_uses(client, labels, columns, drop)
+        check_other_file(path, target)
         wanted = (client, *labels, *(columns or ()), *drop)
         table, notes = read(Path(path), wanted)
         rows = rows_of(table, client, label, columns, (), notes)

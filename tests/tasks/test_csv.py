@@ -420,6 +420,54 @@ def test_a_target_without_labels_is_refused_with_a_cure(tmp_path: Path) -> None:
     assert read(written(tmp_path, frame), target=shares).clients == ("east", "south", "west")
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        (
+            "outcome",
+            ["1", "0"],
+            "target: its labels .0, 1. are none of the clients' .good, poor.; ",
+        ),
+        ("outcome", ["Poor", "Good"], "target: its labels .Good, Poor. are none of the clients'"),
+        ("outcome", [None], "target: its rows have no label to test on; to estimate the accuracy"),
+    ],
+)
+def test_labels_of_a_test_set_that_cannot_be_meant(
+    tmp_path: Path, column: str, value: list[Any], message: str
+) -> None:
+    """Control: one label of the clients is among them."""
+    frame, test = patients(), patients(40).drop(columns="hospital")
+    names, file = {"client": "hospital", "label": "outcome"}, tmp_path / "test.csv"
+    test[column] = np.resize(np.array(value, dtype=object), 40)
+    test.to_csv(file, index=False)
+    for target in (str(file), test):
+        with pytest.raises(InputError, match=message):
+            read(written(tmp_path, frame), target=target)
+    test.loc[3, column] = "good"
+    assert "good" in fs.Task.from_frame(frame, **names, target=test).classes
+
+
+def test_the_table_itself_is_no_target(tmp_path: Path) -> None:
+    """By whatever name. Control: a copy of the file."""
+    path = written(tmp_path, patients())
+    with pytest.raises(InputError, match='is the table itself, whose rows train; give "pooled"'):
+        read(path, target=str(tmp_path / "." / path.name))
+    copy = tmp_path / "copy.csv"
+    copy.write_bytes(path.read_bytes())
+    assert len(read(path, target=str(copy)).build().task.test) == 200
+
+
+def test_columns_that_the_target_does_not_have_are_noted(tmp_path: Path) -> None:
+    """Also in the file of a test set. Control: one value is there."""
+    for column in ("dose", "ward"):
+        frame = patients()
+        frame.loc[(frame.hospital == "north") & (frame.index > 1), column] = np.nan
+        path, note = written(tmp_path, frame), f'Column "{column}" has no value in any row of the t'
+        assert not any(note in n for n in read(path).build().notes)
+        frame.loc[frame.hospital == "north", column] = np.nan
+        assert any(note in n for n in read(written(tmp_path, frame)).build().notes)
+
+
 def test_rows_unlike_those_of_training_are_warned_of(tmp_path: Path) -> None:
     """Categories by other names, and columns without a value. Controls: rows as they were."""
     frame = patients()
