@@ -11,9 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from fedshift.errors import DataError, shown
-from fedshift.tasks.names import Coded, listed
+from fedshift.tasks.names import Coded, coded, listed
 from fedshift.tasks.rows import Numbers
 from fedshift.tasks.sniffing import Format
+
+# From here on float64 does not tell all whole numbers apart.
+EXACT = float(1 << 53)
 
 
 def check_lengths(path: Path, form: Format) -> None:
@@ -55,3 +58,16 @@ def about_words(path: Path, form: Format, name: str, column: Numbers | Coded) ->
         f'Column "{shown(name)}": {each} counts as a missing value; if it is meant as a name, '
         "write another in the file."
     ]
+
+
+def exact_names(path: Path, form: Format, name: str, column: Numbers | Coded) -> Numbers | Coded:
+    """A column of labels, as texts if numbers are so long that float64 would make some equal.
+
+    For example codes of SNOMED CT, which have up to 18 digits.
+    """
+    import pandas as pd
+
+    if isinstance(column, Coded) or not np.nanmax(np.abs(column), initial=0.0) >= EXACT:
+        return column
+    raw = pd.read_csv(path, usecols=[name], dtype=str, **form.options)
+    return coded(raw[name])

@@ -21,6 +21,7 @@ Mask = NDArray[np.bool_]
 MOST_READ = 100
 _DATE = re.compile(r"\d{1,4}([-./])\d{1,2}\1\d{1,4}([ T]\d.*)?", re.ASCII)
 _AMOUNT = re.compile(r"[^\w\s]?\s?[+-]?\d[\d.,' ]*(\s?[^\w\s]|\s?[a-zA-Z]{1,4})?")
+_WHOLE = re.compile(r"^([+-]?\d+)\.0+$", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -66,6 +67,14 @@ def coded(values: Any, what: str = "a column") -> Coded:
     place = {name: i for i, name in enumerate(names)} | {"": -1}
     number = np.array([*(place[text] for text in texts), -1], dtype=np.int64)
     return Coded(number[codes], names)  # pandas' code of a missing entry is -1: the last one
+
+
+def whole_names(given: Coded) -> Coded:
+    """The same entries with whole numbers written without a point: "1.0" is "1", "01" stays."""
+    texts = [_WHOLE.sub(r"\1", name) for name in given.names]
+    names = ordered({*texts})
+    place = np.array([*map(names.index, texts), -1], dtype=np.int64)
+    return Coded(place[given.codes], names)
 
 
 def named(values: Any, name: Any) -> Mask | None:

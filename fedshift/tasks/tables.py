@@ -14,9 +14,9 @@ import numpy as np
 
 from fedshift.arguments import called
 from fedshift.errors import DataError, InputError, shown
-from fedshift.tasks.cells import about_words, check_lengths
+from fedshift.tasks.cells import EXACT, about_words, check_lengths, exact_names
 from fedshift.tasks.making import Rows
-from fedshift.tasks.names import Coded, Mask, as_number, coded, named, ordered
+from fedshift.tasks.names import Coded, Mask, as_number, coded, named, ordered, whole_names
 from fedshift.tasks.rows import (
     Columns,
     Numbers,
@@ -111,7 +111,7 @@ def of_frame(
     made: dict[str, Numbers | Coded] = {}
     for name, column in table.of.items():
         if name in names:
-            column = coded(given[name]) if is_truth(given[name]) else column
+            column = coded(given[name]) if _is_name(given[name]) else column
         elif not isinstance(column, Coded):
             notes += about_kind(name, given[name])
         elif str(getattr(given[name], "dtype", "")) != "category":
@@ -119,6 +119,12 @@ def of_frame(
             column = _numbers_in(name, column, notes, mask)
         made[name] = column
     return Columns(made), notes
+
+
+def _is_name(values: Any) -> bool:
+    """Whether a column of names is no column of numbers: booleans, and long whole numbers."""
+    kind = getattr(getattr(values, "dtype", None), "kind", "O")
+    return is_truth(values) or (kind in "iu" and len(values) and abs(values).max() >= EXACT)
 
 
 def _check_frame(frame: Any, names: Sequence[str]) -> None:
@@ -210,7 +216,7 @@ def read_table(
             notes += about_words(path, form, name, column)
         if isinstance(column, Coded) and name not in names:
             column = _numbers_in(name, column, notes, mask, form.number, name == label, wide)
-        made[name] = column
+        made[name] = exact_names(path, form, name, column) if name in asked else column
     return Columns(made), notes
 
 
@@ -243,7 +249,9 @@ def _read(
     # Two things may turn out wrong further down, each once: the encoding, and columns of numbers.
     for _ in range(3):
         try:
-            pieces = _collected(_pieces(path, form, names, typed), [*read], names, aside, wide)
+            texts = aside[0] if aside else None
+            given = _pieces(path, form, names, typed, texts)
+            pieces = _collected(given, [*read], names, aside, wide)
             if _lacks_values(pieces[form.header[-1]]):
                 check_lengths(path, form)
             return form, pieces
@@ -259,14 +267,21 @@ def _read(
     raise DataError(f'{path} cannot be read as a table; give its encoding="..."')
 
 
-def _pieces(path: Path, form: Format, names: Sequence[str], typed: bool) -> Iterator[Any]:
-    """DataFrames of PIECE rows; typed: read columns in the types that the first rows suggest."""
+def _pieces(
+    path: Path, form: Format, names: Sequence[str], typed: bool, texts: str | None
+) -> Iterator[Any]:
+    """DataFrames of PIECE rows; typed: read columns in the types that the first rows suggest.
+
+    texts: a column that is read as it is written. pandas makes numbers of categories that look like
+    such, so that "01" would be "1".
+    """
     import pandas as pd
 
     # No "usecols": with it, pandas silently cuts lines that have too many cells.
     options = form.options
     # Names are read as text: as floats, different numbers of 17 digits would be the same.
     kinds: dict[str, Any] = {name: "category" for name in names if name in form.header}
+    kinds |= {name: str for name in form.header if name == texts}
     if typed:
         sample = pd.read_csv(path, nrows=1000, **options)
         numeric = {name for name in sample if sample[name].dtype.kind in "iuf"}
@@ -285,7 +300,8 @@ def _collected(
     parts: dict[str, list[Numbers | Coded] | None] = {name: [] for name in use}
     texts: dict[str, set[str]] = {name: set() for name in use}
     for piece in pieces:
-        mask = named(piece[aside[0]], aside[1]) if aside and aside[0] in use else None
+        clients = whole_names(coded(piece[aside[0]])) if aside and aside[0] in use else None
+        mask = named(clients, aside[1]) if aside and clients else None
         for name, before in parts.items():
             if before is None:
                 continue
@@ -293,7 +309,7 @@ def _collected(
             if values.dtype.kind in "iuf":
                 before.append(column_of(name, values, mask, wide=wide))
                 continue
-            part = coded(values)
+            part = clients if clients and aside and name == aside[0] else coded(values)
             # A large file has one code for each cell: with 32 bits they take half the memory.
             before.append(Coded(part.codes.astype(np.int32), part.names))
             texts[name].update(_names_at(part, mask))

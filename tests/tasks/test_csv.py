@@ -531,6 +531,41 @@ def test_long_numbers_of_clients_stay_apart(tmp_path: Path) -> None:
     assert task.clients == tuple(f"1234567890123456{i}" for i in (0, 2, 3))
 
 
+def test_zeros_of_clients_names_are_kept(tmp_path: Path) -> None:
+    """ "01" and "1" are two clients. Whole numbers with a point are those without, as in frames."""
+    frame = patients()
+    for names, expected in (
+        (["01", "1", "0002", "3"], ("01", "0002", "3")),
+        (["1.0", "1", "2.0", "1.50"], ("1.50", "2")),
+    ):
+        frame["hospital"] = np.array(names)[np.arange(200) % 4]
+        path = written(tmp_path, frame)
+        assert read(path, target="1").clients == expected
+    numbers = frame.assign(hospital=np.array([1, 2, 3, np.nan])[np.arange(200) % 4])
+    given = {"client": "hospital", "label": "outcome", "target": 3, "name": "patients"}
+    frames = fs.Task.from_frame(numbers, **given).build()
+    assert read(written(tmp_path, numbers), target=3).build().digest == frames.digest
+
+
+def test_long_numbers_of_labels_and_of_clients_in_frames_stay_apart(tmp_path: Path) -> None:
+    """As codes of SNOMED CT. Control: short ones are numbers, with and without a point."""
+    frame, codes = patients(), [999000071000000100 + i for i in range(4)]
+    frame["outcome"] = np.array(codes)[np.arange(200) % 3]
+    names = {"client": "hospital", "label": "outcome", "target": "north", "name": "patients"}
+    expected = tuple(map(str, codes[:3]))
+    path = written(tmp_path, frame)
+    assert read(path).classes == fs.Task.from_frame(frame, **names).classes == expected
+    assert read(path).build().digest == fs.Task.from_frame(frame, **names).build().digest
+    frame["hospital"] = np.array(codes)[np.arange(200) % 4]
+    for task in (
+        read(written(tmp_path, frame), target=codes[3]),
+        fs.Task.from_frame(frame, **names | {"target": codes[3]}),
+    ):
+        assert task.clients == expected
+    frame["outcome"] = np.array(["7", "7.0", "8"])[np.arange(200) % 3]
+    assert read(written(tmp_path, frame), target=codes[3]).classes == ("7", "8")
+
+
 def test_what_parquet_needs_is_named(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     try:
