@@ -102,10 +102,17 @@ def sniffed(
             raise InputError(f'{name}="{shown(value)}": give one sign, as "," or None to find it')
     separator = separator or _separator(path, text, wanted)
     rows = _rows(path, text, separator)
+    if not rows:
+        raise DataError(f"{path} is empty; its first line must name the columns")
     at = 0 if header is not None else _header(rows, wanted)
     names = _names(rows[at].cells if header is None else header)
     cells = rows if header is not None else rows[at + 1 :]
     _check_names(path, names, wanted, rows[at].cells if header is None else None)
+    if header is not None and (tuple(rows[0].cells) == names or _names_all(rows[0], wanted)):
+        raise DataError(
+            f"{path}, line {rows[0].line} names the columns, and header= is for files without such "
+            "a line; leave header= out"
+        )
     if not cells:
         raise DataError(f"{path} names columns and has no rows")
     for row in cells:
@@ -174,9 +181,14 @@ def _rows(path: Path, text: str, separator: str) -> list[Row]:
 def _header(rows: Sequence[Row], wanted: Sequence[str]) -> int:
     """The index of the row that names the columns: the first row, or one below a title."""
     for at, row in enumerate(rows[:TITLE]):
-        if wanted and set(wanted) <= set(row.cells):
+        if _names_all(row, wanted):
             return at
     return 0
+
+
+def _names_all(row: Row, wanted: Sequence[str]) -> bool:
+    """Whether the cells of a row are the wanted columns' names, and perhaps others."""
+    return bool(wanted) and set(wanted) <= set(row.cells)
 
 
 def _names(cells: Sequence[str]) -> tuple[str, ...]:
@@ -189,8 +201,8 @@ def _separator(path: Path, text: str, wanted: Sequence[str]) -> str:
 
     def quality(sign: str) -> tuple[int, float, int]:
         rows = [row.cells for row in _rows(path, text, sign)]
-        cells, lines = Counter(map(len, rows)).most_common(1)[0]
-        named = max(sum(name in row for name in wanted) for row in rows[:TITLE])
+        cells, lines = Counter(map(len, rows)).most_common(1)[0] if rows else (1, 0)
+        named = max((sum(name in row for name in wanted) for row in rows[:TITLE]), default=0)
         return (named, 0.0 if cells == 1 else lines / len(rows), cells)
 
     return max(SEPARATORS, key=quality)  # the first of equals

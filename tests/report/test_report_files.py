@@ -142,6 +142,7 @@ BAD_COUNTS = {
     "cat,dog\n1,1_0\n": '"1_0" is not a number',
     "cat,dog\n1,\n": 'line 2, column 2 .*"" is not a number',
     "site,cat\nA,1\n": r'line 2, column 1 \("site"\): "A" .*client names, call it "client"',
+    "cat,dog\n50%,50%\n": '"50%" is not a number; .* Leave out the percent sign',
     "cat;dog\n1;2\n": "line 1: columns must be separated by commas",
     'cat,dog\n"1,2\n': "line 2: unexpected end of data",
 }

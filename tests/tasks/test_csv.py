@@ -310,6 +310,7 @@ ROWS = "hospital,age,outcome\na,1,x\nb,2,y\na,3,y\nb,4,x\n"
     ("text", "options", "message"),
     [
         ("", {}, "patients.csv is empty; its first line must name the columns"),
+        ('""\n', {}, "patients.csv is empty; its first line must name the columns"),
         ("hospital,age,outcome\n", {}, "names columns and has no rows"),
         (ROWS, {"client": "hospitl"}, 'no column "hospitl"; .* Did you mean "hospital"?'),
         (ROWS, {"label": "outcom"}, 'no column "outcom"; .* Did you mean "outcome"?'),
@@ -323,6 +324,16 @@ ROWS = "hospital,age,outcome\na,1,x\nb,2,y\na,3,y\nb,4,x\n"
         (ROWS + "b,5,y\n" * 300 + 'a,"5,x\n', {}, "EOF inside string"),
         (ROWS + "b,5,y\n" * 300 + "a,5\n", {}, "line 306: 2 cells for 3 columns; complete that"),
         (ROWS + "b,5,y\n" * 300 + "a,5\n", {"drop": ["age"]}, "line 306: 2 cells for 3 columns"),
+        (
+            ROWS,
+            {"header": ["hospital", "age", "outcome"]},
+            "line 1 names the columns, and he",
+        ),
+        (
+            ROWS,
+            {"header": ["outcome", "age", "hospital"]},
+            "line 1 names the columns, and he",
+        ),
         (ROWS, {"drop": ["outcome"]}, '^drop names "outcome", which is the label: it is read, and'),
         (ROWS, {"columns": ["age", "hospital"]}, '^columns names "hospital", which is the client'),
         (
