@@ -47,7 +47,7 @@ def traps() -> Iterator[Trap]:
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # workers pickle classes by their module's name
         spec.loader.exec_module(module)
-        for name, function in vars(module).items():
+        for name, function in [*vars(module).items()]:  # a trap's warnings add a name
             if name.startswith("trap_"):
                 use = (function.__doc__ or name).strip().partition("\n")[0].rstrip(".")
                 yield Trap(path.stem, name, use, function)

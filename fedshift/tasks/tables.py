@@ -124,7 +124,8 @@ def of_frame(
 def _is_name(values: Any) -> bool:
     """Whether a column of names is no column of numbers: booleans, and long whole numbers."""
     kind = getattr(getattr(values, "dtype", None), "kind", "O")
-    return is_truth(values) or (kind in "iu" and len(values) and abs(values).max() >= EXACT)
+    long = kind in "iu" and len(values) > 0 and abs(values).max() >= EXACT
+    return bool(long) or is_truth(values)
 
 
 def _check_frame(frame: Any, names: Sequence[str]) -> None:
