@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
 from fedshift.errors import InputError
-from fedshift.real import numbers
+from fedshift.real import label_numbers
 from fedshift.sketch import sketched
 
 Floats = NDArray[np.float64]
@@ -242,7 +242,7 @@ def _log_ratio(T: Floats, p: Floats, correctable: NDArray[np.bool_]) -> Floats:
 def _shares(given: ArrayLike, name: str) -> Floats:
     """Label shares [K]. Raises InputError unless they are 0 or more and sum to 1."""
     try:
-        shares = numbers(given)
+        shares = label_numbers(given)
     except ValueError as e:
         raise InputError(f"{name} must be one number per label: {e}") from e
     bad = shares.ndim != 1 or not np.isfinite(shares).all() or (shares < 0).any()
