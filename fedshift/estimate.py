@@ -66,8 +66,7 @@ def estimate_target_accuracy(
     Raises InputError for shapes that do not match, counts that are negative or correct > total,
     recalls in place of counts, and a target that is not a distribution.
     """
-    right, count = _counts(correct, "correct"), _counts(total, "total")
-    _check_no_recalls(right)
+    right, count = _rights(correct), _counts(total, "total")
     if right.ndim == count.ndim == 2 and len(right) != len(count):
         raise InputError(
             f"correct has the counts of {len(right)} clients and total those of {len(count)}; give "
@@ -192,13 +191,15 @@ def _counts(counts: ArrayLike, name: str) -> NDArray[np.float64]:
     return array
 
 
-def _check_no_recalls(right: NDArray[np.float64]) -> None:
-    """Raise InputError for shares in place of counts: their total would be in another unit."""
+def _rights(correct: ArrayLike) -> NDArray[np.float64]:
+    """Counts of right answers. Raises InputError for recalls in place of them."""
+    right = _counts(correct, "correct")
     if (right <= 1.0).all() and (right != np.rint(right)).any():
         y = float(right[right != np.rint(right)][0])
         raise InputError(
             f"correct holds {y:g}, a share; it must hold counts of right answers: recall * total"
         )
+    return right
 
 
 def _numbers(

@@ -107,9 +107,7 @@ def trap_value_counts_in_a_rule() -> str:
 
 def trap_recalls_for_counts() -> str:
     """estimate_target_accuracy of recalls in place of counts of right answers."""
-    return answer(
-        lambda: fs.estimate_target_accuracy([0.8, 0.7], [100, 100], [0.5, 0.5]).accuracy
-    )
+    return answer(lambda: fs.estimate_target_accuracy([0.8, 0.7], [100, 100], [0.5, 0.5]).accuracy)
 
 
 def trap_a_target_in_percent() -> str:

@@ -63,6 +63,7 @@ def plan(
     """
     check_task(task)
     check_whole("seed", seed, 0)
+    seed = int(seed)  # numpy's are whole numbers, too
     chosen = as_method(method, keys)
     schedule = _own_schedule(keys)
     with in_python_words():

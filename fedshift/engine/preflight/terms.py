@@ -60,9 +60,7 @@ def _is_alone(term: Term) -> bool:
     return not ours and kind.remember is Term.remember and kind.hear is Term.hear
 
 
-def _try(
-    term: Term, algorithm: Algorithm, federation: Federation, batch: Batch, y: Tensor
-) -> None:
+def _try(term: Term, algorithm: Algorithm, federation: Federation, batch: Batch, y: Tensor) -> None:
     model, params = algorithm.model, federation.params
     moving = {k: v.detach().requires_grad_() for k, v in model.trainable(params).items()}
     buffers = {k: v.clone() for k, v in federation.buffers.items()}
