@@ -90,10 +90,10 @@ def disordered(given: object) -> str:
 
     `value_counts` gives such a one. Taken by place, its entries would be those of other labels.
     """
-    index = getattr(given, "index", None)
+    index: Any = getattr(given, "index", None)
     if not hasattr(given, "to_numpy") or getattr(index, "is_monotonic_increasing", True):
         return ""
-    labels = ", ".join(described(label) for label in list(index)[:3])  # type: ignore[call-overload]
+    labels = ", ".join(described(label) for label in list(index)[:3])
     return (
         f"it is a Series with its labels in the order {labels}; give it .sort_index(), or "
         ".to_numpy() if that is the order of the classes"

@@ -128,7 +128,7 @@ def weighed(by: Any) -> None:
 
 @dataclass(frozen=True)
 class Odd(Term):
-    """A term of one's own, of logits and labels, which reads another output first if it is named."""
+    """A term of one's own, of logits and labels; `reads` names an output to read before."""
 
     value: Any
     reads: str = "logits"

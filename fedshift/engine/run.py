@@ -190,9 +190,10 @@ def run(
     2 [0.6, 0.4]
 
     Raises InputError at the call, before anything is trained: for arguments of other types,
-    impossible sizes, a network that does not fit the clients' examples or the first model, a term of
-    yours that would train nothing, and a schedule without a rate for one of the rounds. Warns (NeedlessWarning) of an `ess` that changes
-    nothing. The iterator raises TrainingError when a client's update cannot be used.
+    impossible sizes, a network that does not fit the clients' examples or the first model, a term
+    of yours that would train nothing, and a schedule without a rate for a round. Warns
+    (NeedlessWarning) of an `ess` that changes nothing. The iterator raises TrainingError when a
+    client's update cannot be used.
     """
     check_run(algorithm, rounds, cohort, backend, after, Round)
     check_kind("federation", federation, Federation, FEDERATION)

@@ -31,7 +31,7 @@ class _Outputs(dict[str, Tensor]):
 
 @torch.inference_mode(False)
 def check_terms(algorithm: Algorithm, federation: Federation) -> None:
-    """InputError for a term that trains nothing, writes labels, or reads outputs that are not there.
+    """InputError for a term that trains nothing, writes labels, or reads outputs that are missing.
 
     Only for terms from outside the library that need no memory and no word of the server. Terms
     that fail otherwise are left to training: a trial has no context, and few examples.
