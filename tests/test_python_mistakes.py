@@ -45,7 +45,7 @@ from fedshift.client.schedules import Cosine
 from fedshift.client.sharing import Share
 from fedshift.data import Examples, Task, client_data, register
 from fedshift.datasets import label_shift, load_table
-from fedshift.diagnose import diagnose
+from fedshift.diagnose import cost, diagnose
 from fedshift.engine.backends import Reply, loop, work
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.device import on
@@ -65,6 +65,7 @@ from fedshift.seeds import Seeds
 from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Adam, Sgd
 from fedshift.server.pals import effective_sample_size
+from fedshift.server.prior import calibrate, calibrated_shift, calibration_sums
 from fedshift.server.weights import BySize, Pals
 from fedshift.shifts import Iid
 from fedshift.shifts.covariate import Compose
@@ -98,6 +99,7 @@ def made(**given: Any) -> Federation:
 FEDERATION: Any = made()
 OTHER = Model(nn.Sequential(nn.Linear(4, 3)))
 *_, PLAYED = run(METHOD, FEDERATION, 2)
+*_, SCAFFOLDED = run(Scaffold(MODEL), FEDERATION, 1)
 
 
 def rule(needs: Any) -> Any:

@@ -210,7 +210,7 @@ def run(
     check_features(algorithm, federation)
     check_terms(algorithm, federation)
     if after is not None:
-        check_after(after, current, total, rounds)
+        check_after(after, current, total, rounds, partial(first_state, algorithm, federation))
         current = after
     repeatable(lambda: check_schedule(algorithm, current.t + 1, rounds))
     # The warning is about the weights over all clients; a drawn cohort has other weights.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from fedshift.engine.round import Round
 from fedshift.errors import InputError, nearest, shown
 from fedshift.model import Model
 from fedshift.randomness import one_at_a_time
+from fedshift.tree import Parts
 
 
 def check_sizes(federation: Federation) -> None:
@@ -48,11 +49,13 @@ def check_run(
         check_kind("after", after, kind, "give a Round, as `run` yields them")
 
 
-def check_after(after: Round, first: Round, clients: int, rounds: int) -> None:
+def check_after(
+    after: Round, first: Round, clients: int, rounds: int, first_state: Callable[[int], Parts]
+) -> None:
     """Raise InputError unless a run whose round 0 is `first` can go on from `after`.
 
     In all rounds of a run, the server's state has the same parts, and the model the same names and
-    shapes.
+    shapes. A client that has taken part has a state with the parts of its `first_state`.
     """
     advice = "give a Round of a run of this method on this federation, or leave after out"
     for name, kind in (("server", after.server), ("states", after.states)):
@@ -74,6 +77,14 @@ def check_after(after: Round, first: Round, clients: int, rounds: int) -> None:
     if others := [client for client in after.states if not 0 <= client < clients]:
         raise InputError(
             f"after has the state of client {others[0]} of {clients} clients; {advice}"
+        )
+    client = next(iter(after.states), None)
+    if client is not None and (
+        lacking := sorted(set(first_state(client)) - after.states[client].keys())
+    ):
+        raise InputError(
+            f'after.states[{client}] has no "{lacking[0]}", which this method keeps on its '
+            f"clients; {advice}"
         )
 
 
