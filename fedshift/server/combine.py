@@ -97,6 +97,10 @@ def total(updates: Parts, part: str, weights: Tensor) -> Params:
     weights.
     """
     summed_by = updates.get(SUMMED, {}).get(part)
+    if summed_by is None and part not in updates:
+        raise InputError(
+            f'no client sent "{part}", which the server sums; let client_update return it'
+        )
     if summed_by is None:
         return weighted_sum(weights, updates[part])
     if not torch.equal(summed_by, weights):

@@ -252,7 +252,7 @@ def _log_ratio(T: Floats, p: Floats, correctable: NDArray[np.bool_]) -> Floats:
 
 
 def _logits(given: ArrayLike) -> Floats:
-    """Logits as float64. Raises InputError for what numpy cannot read, as tensors with gradients."""
+    """Logits as float64. Raises InputError for what is no array of numbers."""
     try:
         return np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError, RuntimeError) as e:
