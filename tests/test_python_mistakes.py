@@ -58,10 +58,13 @@ from fedshift.estimate import estimate_target_loss
 from fedshift.evaluation.scores import score
 from fedshift.experiments.folder.routers import load_router
 from fedshift.experiments.folder.run_models import load_models
+from fedshift.holdout import hold_out
+from fedshift.model import build
+from fedshift.models.dense import Mlp
 from fedshift.papers.datasets.fedpals_clients import Imbalanced
 from fedshift.recipes import Setting
 from fedshift.router.quality import risk_coverage, threshold
-from fedshift.seeds import Seeds
+from fedshift.seeds import Seeds, generator, numpy_generator
 from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Adam, Sgd
 from fedshift.server.pals import effective_sample_size
