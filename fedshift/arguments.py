@@ -16,7 +16,7 @@ from numbers import Real
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedshift.errors import InputError, shown
-from fedshift.real import is_whole
+from fedshift.real import disordered, is_whole
 
 # An example for each kind. They are text, because this file must not import the rest of the
 # library, which imports it.
@@ -154,6 +154,8 @@ def settled(name: str, given: Any, hint: Any, strict: bool = False) -> Any:
     """
     if _fits(given, hint) and (not strict or is_named(given, hint)):
         return given
+    if wrong := disordered(given):
+        raise InputError(f"{name}: {wrong}")
     # Arrays and tensors become lists: dataclasses that hold them cannot be compared or hashed.
     plain = given.tolist() if hasattr(given, "tolist") else given
     is_list = isinstance(plain, list) and (not strict or is_named(tuple(plain), hint))

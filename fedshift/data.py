@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedshift.arguments import check_fields, check_listed, check_whole
+from fedshift.arguments import called, check_fields, check_listed, check_whole
 from fedshift.errors import InputError, shown
 from fedshift.examples import (
     check_finite,
@@ -166,6 +166,8 @@ def check_clients(clients: Sequence[ClientData]) -> None:
     check_listed("clients", clients, ClientData, MADE)
     if isinstance(clients, Surveyed):
         return
+    for i, c in enumerate(clients):
+        check_client(c, i)
     # A client's id is its row in the server's table and in the weights.
     ids = [int(c.id) for c in clients]
     if ids != list(range(len(ids))):
@@ -173,18 +175,30 @@ def check_clients(clients: Sequence[ClientData]) -> None:
             f"client ids must be 0..{len(ids) - 1} in order, got {ids[:10]}; "
             "an id is the client's position, client_data(x, y, position)"
         )
-    # `client_data` has checked this, but clients can also be made by `_replace`.
     for i, c in enumerate(clients):
-        for name, v in (("x", c.x), ("y", c.y)):
-            check_plain(v, name, i)
-        check_labels(c.y, f"client {i}")
-        check_importance(c.w, len(c.y), i)
-        if c.y.dtype != torch.int64:
-            raise InputError(f"client {i}: labels are {c.y.dtype}; client_data makes them int64")
         if c.x.dtype != clients[0].x.dtype:
             types = f"x is {c.x.dtype}, client 0's is {clients[0].x.dtype}"
             raise InputError(f"client {i}: {types}; give all clients inputs of one type")
         check_finite(c.x, f"client {i}: x", "training")
+
+
+def check_client(c: ClientData, position: int) -> None:
+    """Raise InputError unless its tensors have the forms that `client_data` gives them.
+
+    `client_data` has checked most of this, but clients can also be made by `_replace`.
+    """
+    for name, v in (("x", c.x), ("y", c.y)):
+        check_plain(v, name, position)
+    check_labels(c.y, f"client {position}")
+    check_importance(c.w, len(c.y), position)
+    if c.y.dtype != torch.int64:
+        raise InputError(f"client {position}: labels are {c.y.dtype}; client_data makes them int64")
+    if not isinstance(c.id, Tensor) or c.id.ndim or c.id.dtype != torch.int64:
+        what = f"{c.id.dtype} {tuple(c.id.shape)}" if isinstance(c.id, Tensor) else called(c.id)
+        raise InputError(
+            f"client {position}: id is {what}; it is a whole number in a tensor, as "
+            f"client_data(x, y, {position}) makes it"
+        )
 
 
 def count(data: ClientData) -> Tensor:
@@ -383,22 +397,24 @@ def register(clients: Sequence[ClientData], classes: int) -> dict[str, Tensor]:
     >>> register([client], classes=2)["labels"].tolist()
     [[1.0, 2.0]]
 
-    Raises InputError without clients, for a label that is not below K, and for importances that are
-    not one number per example, finite and 0 or more.
+    Raises InputError without clients, for a label that is not below K, and for clients that were
+    changed into what `client_data` does not make: importances, for instance, are one number per
+    example, floating, finite and 0 or more.
     """
     check_whole("the number of classes", classes)
     check_listed("clients", clients, ClientData, MADE)
     if isinstance(clients, Surveyed):
         return clients.register(classes)
     for i, c in enumerate(clients):
-        check_labels(c.y, f"client {i}")
-        check_importance(c.w, len(c.y), i)
-        if len(c.y) and int(c.y.long().max()) >= classes:
+        check_client(c, i)
+        if len(c.y) and int(c.y.max()) >= classes:
             raise InputError(
-                f"client {i} has label {int(c.y.long().max())}; with {classes} classes labels are "
+                f"client {i} has label {int(c.y.max())}; with {classes} classes labels are "
                 f"0..{classes - 1}: give register a larger number of classes"
             )
+    # Counted in float64: importances in 16 bits cannot count to 3,000.
+    counted = [c._replace(w=c.w.double()) for c in clients]
     return {
-        "n": torch.stack([count(c).double() for c in clients]),
-        "labels": torch.stack([label_counts(c, classes).double() for c in clients]),
+        "n": torch.stack([count(c) for c in counted]),
+        "labels": torch.stack([label_counts(c, classes) for c in counted]),
     }

@@ -262,7 +262,14 @@ def cost(l1: float, ess: float, classes: int) -> float:
     examples err by the order of sqrt(K / ESS). Our choice, for want of validation data: the paper
     trains a model per ESS and selects on validation (App. B.3). A rule on the distance alone would
     spend nearly all of the examples on the last bit of a distance that stays large.
+
+    Raises InputError for an l1 beyond 0 to 2, an ess that is not above 0, and less than one class.
     """
+    if not (0.0 <= number(l1) <= 2.0 + 1e-6 and number(ess) > 0.0 and number(classes) >= 1.0):
+        raise InputError(
+            f"cost: l1={described(l1)}, ess={described(ess)}, classes={described(classes)}; l1 is "
+            "between shares, 0 to 2, ess is in examples, above 0, and there is a class or more"
+        )
     return l1 / 2 + math.sqrt(classes / ess)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedshift.arguments import called
 from fedshift.errors import InputError
-from fedshift.real import numbers
+from fedshift.real import label_numbers, numbers
 from fedshift.sketch import sketched
 
 # Positive counts outside these limits are refused: sums or quotients could overflow.
@@ -63,9 +64,9 @@ def estimate_target_accuracy(
     validated, estimate and error are NaN.
 
     Raises InputError for shapes that do not match, counts that are negative or correct > total,
-    and a target that is not a distribution.
+    recalls in place of counts, and a target that is not a distribution.
     """
-    right, count = _counts(correct, "correct"), _counts(total, "total")
+    right, count = _rights(correct), _counts(total, "total")
     if right.ndim == count.ndim == 2 and len(right) != len(count):
         raise InputError(
             f"correct has the counts of {len(right)} clients and total those of {len(count)}; give "
@@ -73,7 +74,7 @@ def estimate_target_accuracy(
         )
     # Sum over clients: a mean of their recalls would give each client the same weight.
     right, count = (v.sum(0) if v.ndim == 2 else v for v in (right, count))
-    t = _numbers(target, "target")
+    t = _numbers(target, "target", label_numbers)
     if not right.shape == count.shape == t.shape:
         raise InputError(
             f"correct, total and target must have the same number of labels, got "
@@ -139,12 +140,21 @@ def estimate_target_loss(
     >>> from fedshift.estimate import estimate_target_loss
     >>> estimate_target_loss([2.0, 30.0], [2.0, 300.0], [2, 3], [0.5, 0.5]).loss
     5.5
+
+    Raises InputError for shapes that do not match, squares and counts below 0, and a target that is
+    not a distribution. Sums that are not finite, as of a model that has diverged, give such a loss.
     """
     s, q, n, t = (
-        _numbers(v, "sums, squares, total and target") for v in (sums, squares, total, target)
+        _numbers(v, "sums, squares, total and target", label_numbers)
+        for v in (sums, squares, total, target)
     )
     if not s.shape == q.shape == n.shape == t.shape:
         raise InputError("sums, squares, total and target must have the same number of bins")
+    # Not isfinite: the losses of a model that has diverged are NaN, and so is the estimate.
+    if (q < 0).any() or not np.isfinite(n).all() or (n < 0).any():
+        raise InputError("squares and total must be 0 or more; give sums over the examples of bins")
+    if not (t >= 0).all() or not math.isclose(float(t.sum()), 1.0, abs_tol=1e-6):
+        raise InputError(f"target must be 0 or more and sum to 1, it sums to {float(t.sum()):g}")
     tested = n > 0
     losses = np.divide(s, n, out=np.full_like(s, np.nan), where=tested)
     mass = float(t[tested].sum())
@@ -181,10 +191,23 @@ def _counts(counts: ArrayLike, name: str) -> NDArray[np.float64]:
     return array
 
 
-def _numbers(given: ArrayLike, name: str) -> NDArray[np.float64]:
+def _rights(correct: ArrayLike) -> NDArray[np.float64]:
+    """Counts of right answers. Raises InputError for recalls in place of them."""
+    right = _counts(correct, "correct")
+    if (right <= 1.0).all() and (right != np.rint(right)).any():
+        y = float(right[right != np.rint(right)][0])
+        raise InputError(
+            f"correct holds {y:g}, a share; it must hold counts of right answers: recall * total"
+        )
+    return right
+
+
+def _numbers(
+    given: ArrayLike, name: str, read: Callable[[ArrayLike], NDArray[np.float64]] = numbers
+) -> NDArray[np.float64]:
     """An argument as an array. Raises InputError unless it has numbers in rows of one length."""
     try:
-        return numbers(given)
+        return read(given)
     except ValueError as error:
         raise InputError(
             f"{name} must be numbers in rows of one length, got {called(given)}: {error}"

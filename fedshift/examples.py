@@ -78,12 +78,14 @@ def check_labels(y: Tensor, whose: str) -> None:
 
 
 def check_importance(w: object, n: int, client: int) -> None:
-    """Raise InputError unless w [n] are finite numbers of at least 0."""
+    """Raise InputError unless w [n] are floating numbers, finite and of at least 0."""
     if not isinstance(w, Tensor) or w.is_complex() or w.shape != (n,):
         what = f"of shape {tuple(w.shape)}" if isinstance(w, Tensor) else f"a {type(w).__name__}"
         raise InputError(
             f"client {client}: w is {what}; give a tensor of one number per example, {n} of them"
         )
+    if not w.is_floating_point():  # such as True and False, which count to 1
+        raise InputError(f"client {client}: w is {w.dtype}; give floating numbers: w.float()")
     if bool((w == 1).all()):  # the usual case, without the temporaries of the checks below
         return
     odd = ~(torch.isfinite(w) & (w >= 0))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fedshift.arguments import called, check_number
 from fedshift.errors import InputError
 from fedshift.seeds import numpy_generator
 
@@ -26,8 +27,14 @@ def hold_out(
     authors' code computes int(0.7 n) in floats, which for some n is one row fewer (62 of 90), and
     draws from one stream for all clients.
 
-    Raises InputError for a client that would have no training or no test row.
+    Raises InputError for rows that are not numbers of rows, or are given twice, a share that is not
+    in (0, 1), and a client that would have no training or no test row.
     """
+    check_number("share", share)
+    if not 0.0 < share < 1.0:
+        raise InputError(f"share must be above 0 and below 1, as 0.3 for 30 %, got {share}")
+    for client, part in enumerate(parts):
+        _check_rows(part, client)
     pairs = [_divide(part, share, seed, i) for i, part in enumerate(parts)]
     return tuple(train for train, _ in pairs), tuple(test for _, test in pairs)
 
@@ -78,6 +85,20 @@ def hold_out_counts(
     for label in np.flatnonzero(taken):
         is_held_out[np.flatnonzero(labels == label)[: taken[label]]] = True
     return np.sort(order[~is_held_out]), np.sort(order[is_held_out])
+
+
+def _check_rows(part: Rows, client: int) -> None:
+    rows = np.asarray(part)
+    if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+        raise InputError(
+            f"the rows of client {client} are {called(part)} of {rows.dtype} {rows.shape}; give a "
+            "list of row numbers for each client"
+        )
+    numbers, counts = np.unique(rows, return_counts=True)
+    if (counts > 1).any():  # one of the two could train, and the other test
+        raise InputError(
+            f"client {client} has row {numbers[counts > 1][0]} more than once; give each row once"
+        )
 
 
 def _divide(part: Rows, share: float, seed: int, client: int) -> tuple[Rows, Rows]:

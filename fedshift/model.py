@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from operator import index
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedshift.arguments import check_fields
+from fedshift.arguments import called, check_fields
 from fedshift.errors import InputError
 from fedshift.kernels.elsewhere import elsewhere
 from fedshift.kernels.passes import (
@@ -196,6 +196,12 @@ class Model:
         buffers that are not persistent, which it ignores. Raises InputError for tensors that do not
         fit the network.
         """
+        for name, given in (("params", params), ("buffers", buffers)):
+            if not isinstance(given, Mapping):
+                raise InputError(
+                    f"{name} must be a dictionary of tensors, got {called(given)}; give "
+                    'server["params"] and server["buffers"] of a round'
+                )
         with one_at_a_time():
             return self._load_copy(params, buffers)
 
@@ -337,6 +343,11 @@ def build(make: Callable[[], nn.Module], seed: int, *, freeze_norm: bool = False
     >>> one["weight"].equal(other["weight"])
     True
     """
+    if isinstance(make, nn.Module) or not callable(make):
+        raise InputError(
+            f"build takes a function that makes the network, got {called(make)}: its weights would "
+            "not depend on the seed. Give lambda: ..., or Model(net) for these weights"
+        )
     with seeded(key(seed, "init")):
         return Model(make(), freeze_norm)
 

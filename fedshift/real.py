@@ -78,6 +78,28 @@ def numbers(given: ArrayLike) -> NDArray[np.float64]:
         return array.astype(np.float64, copy=False)
 
 
+def label_numbers(given: ArrayLike) -> NDArray[np.float64]:
+    """`numbers` of one entry per label. Raises ValueError as it does, and by `disordered`."""
+    if wrong := disordered(given):
+        raise ValueError(wrong)
+    return numbers(given)
+
+
+def disordered(given: object) -> str:
+    """What is wrong with a pandas Series whose labels do not ascend; else "".
+
+    `value_counts` gives such a one. Taken by place, its entries would be those of other labels.
+    """
+    index: Any = getattr(given, "index", None)
+    if not hasattr(given, "to_numpy") or getattr(index, "is_monotonic_increasing", True):
+        return ""
+    labels = ", ".join(described(label) for label in list(index)[:3])
+    return (
+        f"it is a Series with its labels in the order {labels}; give it .sort_index(), or "
+        ".to_numpy() if that is the order of the classes"
+    )
+
+
 def _from_objects(array: NDArray[Any]) -> NDArray[np.float64]:
     values = np.array([number(x) for x in array.flat], dtype=np.float64)
     for value, x in zip(values.tolist(), array.flat, strict=True):

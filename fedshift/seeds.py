@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from operator import index
 
 import numpy as np
 import torch
@@ -21,13 +22,22 @@ Part = int | str
 def key(*parts: Part) -> int:
     """A 63-bit seed that is a function of the parts alone: BLAKE2b of their representation.
 
-    `1` and `"1"` give different keys, and so do `("ab", "c")` and `("a", "bc")`.
+    `1` and `"1"` give different keys, and so do `("ab", "c")` and `("a", "bc")`. Raises InputError
+    for numbers that are not whole: 0.5 would be 0.
     """
     # Other integers, such as numpy's, are converted to give the key of the equal int. `hash` would
     # not do, because Python salts it in every process.
     plain = {int, str}.issuperset(map(type, parts))
-    text = repr(parts if plain else tuple(p if isinstance(p, str) else int(p) for p in parts))
+    text = repr(parts if plain else tuple(p if isinstance(p, str) else _whole(p) for p in parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _whole(part: object) -> int:
+    try:
+        return index(part)  # type: ignore[arg-type]
+    except TypeError:
+        check_whole("a seed, or a part of one,", part)
+        raise
 
 
 def generator(*parts: Part) -> torch.Generator:

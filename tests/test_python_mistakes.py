@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -24,18 +26,26 @@ from fedshift import (
     ess_curve,
     estimate_target_accuracy,
     pals_weights,
+    prior_shift,
     recipes,
     run,
 )
 from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.scaffold import Scaffold
-from fedshift.client.objectives import Contrastive, CrossEntropy, Proximal, RestrictedSoftmax
+from fedshift.client.objectives import (
+    Contrastive,
+    CrossEntropy,
+    Proximal,
+    RestrictedSoftmax,
+    Term,
+    View,
+)
 from fedshift.client.oracles import Clip, Sam
 from fedshift.client.schedules import Cosine
 from fedshift.client.sharing import Share
 from fedshift.data import Examples, Task, client_data, register
 from fedshift.datasets import label_shift, load_table
-from fedshift.diagnose import diagnose
+from fedshift.diagnose import cost, diagnose
 from fedshift.engine.backends import Reply, loop, work
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.device import on
@@ -44,23 +54,32 @@ from fedshift.engine.processes.pool import workers
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.storage.client_states import Shelf
 from fedshift.errors import InputError
+from fedshift.estimate import estimate_target_loss
 from fedshift.evaluation.scores import score
 from fedshift.experiments.folder.routers import load_router
 from fedshift.experiments.folder.run_models import load_models
+from fedshift.holdout import hold_out
+from fedshift.model import build
+from fedshift.models.dense import Mlp
 from fedshift.papers.datasets.fedpals_clients import Imbalanced
 from fedshift.recipes import Setting
 from fedshift.router.quality import risk_coverage, threshold
-from fedshift.seeds import Seeds
+from fedshift.seeds import Seeds, generator, numpy_generator
 from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Adam, Sgd
+from fedshift.server.pals import effective_sample_size
+from fedshift.server.prior import calibrate, calibrated_shift, calibration_sums
 from fedshift.server.weights import BySize, Pals
+from fedshift.shifts import Iid
 from fedshift.shifts.covariate import Compose
 from fedshift.shifts.crop import RandomResizedCrop
 from fedshift.shifts.noise import GaussianNoise
+from fedshift.tasks.task import Task as Federated
 from fedshift.tree import flatten, unflatten
 
 SHARES = (0.2, 0.3, 0.5)
 COUNTS = [[1, 2, 3]]
+FALLING: Any = pd.Series([0.5, 0.3, 0.2], index=[2, 1, 0])  # as `value_counts` gives it
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
 CLIENTS: Any = [client_data(X, Y, i) for i in range(3)]
 NET: Any = nn.Linear(4, 3)
@@ -83,6 +102,7 @@ def made(**given: Any) -> Federation:
 FEDERATION: Any = made()
 OTHER = Model(nn.Sequential(nn.Linear(4, 3)))
 *_, PLAYED = run(METHOD, FEDERATION, 2)
+*_, SCAFFOLDED = run(Scaffold(MODEL), FEDERATION, 1)
 
 
 def rule(needs: Any) -> Any:
@@ -103,6 +123,24 @@ def ran(method: Any = METHOD, federation: Any = FEDERATION, rounds: Any = 3, **g
 def played(backend: Any) -> None:
     """A round by a custom backend."""
     next(run(METHOD, FEDERATION, 1, backend=backend))
+
+
+def weighed(by: Any) -> None:
+    """A round with a weight rule of one's own."""
+    by.needs = ("n",)
+    next(run(FedAvg(MODEL, combine=Mean(by)), FEDERATION, 1))
+
+
+@dataclass(frozen=True)
+class Odd(Term):
+    """A term of one's own, of logits and labels; `reads` names an output to read before."""
+
+    value: Any
+    reads: str = "logits"
+
+    def __call__(self, view: View) -> Any:
+        view.out[self.reads]
+        return self.value(view.out["logits"], view.batch.y)
 
 
 def raising(error: Exception) -> Any:
@@ -182,6 +220,11 @@ def test_there_are_more_cases_than_were_counted() -> None:
         "recipes.afl(SETTING, domains=[0, 1, 1])",
         "client_data(X, Y.bool(), np.int64(0))",
         "unflatten(flatten({'params': PARAMS}), ['params'])",
+        "Pals(FALLING.sort_index(), ess=0.5)",
+        "pals_weights([[1, 0], [0, 1]], [0.5, 0.5], lam=1)",
+        "pals_weights([[0.9, 0.1]], [0.5, 0.5], lam=1)",
+        "ran(FedAvg(MODEL, CrossEntropy() + Odd(lambda z, y: z.square().mean())))",
+        "ran(federation=made(clients=others(w=torch.ones(12, requires_grad=True))))",
     ],
 )
 def test_right_uses_that_look_alike_pass(typed: str) -> None:

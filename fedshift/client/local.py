@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedshift.arguments import check_fields, check_not_negative, check_number
 from fedshift.client.descent import Adam, Descent, HeavyBall
-from fedshift.client.objectives import Term, View
+from fedshift.client.objectives import Term, View, check_value
 from fedshift.client.precision import Precision, forward_of
 from fedshift.client.sharing import check_prefixes, check_tuple
 from fedshift.client.slopes import GradFn as GradFn
@@ -47,7 +47,9 @@ def gradient_of(
     def value(moving: Params) -> tuple[Tensor, Params]:
         params = moving | frozen
         out, after = forward(params, buffers, batch.x, batch.seed)
-        return objective(View(model, params, out, batch, context)), after
+        loss = objective(View(model, params, out, batch, context))
+        check_value(loss, objective)
+        return loss, after
 
     def at(moving: Params) -> Gradient:
         # A network with BatchNorm would normalise by statistics that include the padding rows.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.arguments import check_fields, check_kind, check_number, check_positive
+from fedshift.arguments import called, check_fields, check_kind, check_number, check_positive
 from fedshift.data import Batch, ClientData, label_counts
 from fedshift.errors import InputError, check_name
 from fedshift.model import Model
@@ -50,6 +50,16 @@ def batch_mean(per_example: Tensor, batch: Batch) -> Tensor:
 def _plain(per_example: Tensor, batch: Batch) -> bool:
     """Whether `batch_mean` is a plain mean: all importances are 1, and no type is promoted."""
     return batch.even and per_example.dtype == batch.w.dtype
+
+
+def check_value(value: object, term: object) -> None:
+    """Raise InputError unless the value of a term or an objective is a tensor of one number."""
+    if not isinstance(value, Tensor) or value.ndim:
+        given = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else called(value)
+        raise InputError(
+            f"{called(term)} gave {given} for a batch; a term gives one number, a 0-d tensor: "
+            "batch_mean(losses, view.batch) of losses [B]"
+        )
 
 
 class Term(ABC):
@@ -128,7 +138,10 @@ class Sum(Term):
         check_fields(self)
 
     def __call__(self, view: View) -> Tensor:
-        return torch.stack([term(view) for term in self.terms]).sum()
+        values = [term(view) for term in self.terms]
+        for term, value in zip(self.terms, values, strict=True):
+            check_value(value, term)
+        return torch.stack(values).sum()
 
     def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
         memories = (term.remember(params, buffers, data) for term in self.terms)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedshift.arguments import called
 from fedshift.client.trainer import Trainer, trained_by
 from fedshift.data import ClientData, Plan
 from fedshift.errors import TrainingError, UnfitError
@@ -171,8 +172,11 @@ def loop(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
 def work(update: ClientUpdate, job: Job) -> Reply:
     """Train one client. Raises TrainingError, with the client's id, where training fails.
 
-    UnfitError passes as it is: the backend cannot train this run, and no client is to blame.
+    So it does where the method wrote into its arguments: messages are common to all clients, and
+    examples to all runs. UnfitError passes as it is: the backend cannot train this run, and no
+    client is to blame.
     """
+    before = _versions(job)
     try:
         # Set around the call, not passed through it, so that no method needs to hand it on.
         with contextlib.nullcontext() if job.how is None else trained_by(job.how):
@@ -182,7 +186,26 @@ def work(update: ClientUpdate, job: Job) -> Reply:
     except (RuntimeError, ValueError, IndexError) as e:
         check_forked(e)
         raise TrainingError(f"client {job.client} failed: {e}") from e
+    if written := [name for name, v in _versions(job).items() if v != before[name]]:
+        raise TrainingError(
+            f"the method's client_update wrote into {written[0]}, which it was given (client "
+            f"{job.client}); it must leave its arguments as they are: write into v.clone()"
+        )
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TrainingError(
+            f"the method's client_update gave {called(result)}; it returns two things: what the "
+            "client sends, and the changed parts of its state"
+        )
     return Reply(job.client, *result, job.t)
+
+
+def _versions(job: Job) -> dict[str, int | None]:
+    """How often each tensor was written to that a method is given, by a name for messages."""
+    given = {f"data.{k}": version(v) for k, v in zip(job.data._fields, job.data, strict=True)}
+    for what, parts in (("message", job.message), ("state", job.state)):
+        for part, tree in parts.items():
+            given |= {f'{what}["{part}"]["{k}"]': version(v) for k, v in tree.items()}
+    return given
 
 
 def check_forked(e: Exception) -> None:

@@ -47,12 +47,18 @@ class Federation:
 
     def __post_init__(self) -> None:
         check_federation(self)
-        # Tensors made in inference mode are copied, because no gradient can be taken of them.
+        # Tensors made in inference mode are copied, because no gradient can be taken of them. Those
+        # with a history of gradients lose it: examples are not trained.
         for name in ("params", "buffers", "table"):
             object.__setattr__(self, name, ordinary(getattr(self, name)))
         clients = of_importance(self.clients)
-        if not isinstance(clients, Surveyed) and any(v.is_inference() for c in clients for v in c):
-            clients = tuple(ClientData(**ordinary(c._asdict())) for c in clients)
+        if not isinstance(clients, Surveyed) and any(
+            v.is_inference() or v.requires_grad for c in clients for v in c
+        ):
+            clients = tuple(
+                ClientData(**{k: v.detach() for k, v in ordinary(c._asdict()).items()})
+                for c in clients
+            )
         object.__setattr__(self, "clients", clients)
 
     @cached_property
@@ -127,3 +133,15 @@ def check_table(table: object, clients: int) -> None:
             raise InputError(
                 f'the table\'s "{name}" holds a number that is negative or not finite; {TABLE}'
             )
+    if "labels" in table:
+        _check_counts(table["n"], table["labels"])
+
+
+def _check_counts(n: Tensor, labels: Tensor) -> None:
+    """Raise InputError for label shares in place of counts; counts with noise are no shares."""
+    sums = labels.sum(1)
+    if bool((n > 1).all()) and bool(((sums - 1.0).abs() < 1e-6).all()):
+        raise InputError(
+            f'each row of the table\'s "labels" sums to 1, and client 0 has {float(n[0]):g} '
+            f"examples: these are shares, and counts are due; {TABLE}"
+        )

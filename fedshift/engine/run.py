@@ -30,6 +30,7 @@ from fedshift.engine.preflight.method import (
     warn_of_ess,
 )
 from fedshift.engine.preflight.network import check_model
+from fedshift.engine.preflight.terms import check_terms
 from fedshift.engine.round import Round as Round
 from fedshift.engine.round import States as States
 from fedshift.engine.round import (
@@ -189,9 +190,10 @@ def run(
     2 [0.6, 0.4]
 
     Raises InputError at the call, before anything is trained: for arguments of other types,
-    impossible sizes, a network that does not fit the clients' examples or the first model, and a
-    schedule without a rate for one of the rounds. Warns (NeedlessWarning) of an `ess` that changes
-    nothing. The iterator raises TrainingError when a client's update cannot be used.
+    impossible sizes, a network that does not fit the clients' examples or the first model, a term
+    of yours that would train nothing, and a schedule without a rate for a round. Warns
+    (NeedlessWarning) of an `ess` that changes nothing. The iterator raises TrainingError when a
+    client's update cannot be used.
     """
     check_run(algorithm, rounds, cohort, backend, after, Round)
     check_kind("federation", federation, Federation, FEDERATION)
@@ -206,8 +208,9 @@ def run(
     check_training(algorithm, federation.params, rounds)
     current = start(algorithm, federation)
     check_features(algorithm, federation)
+    check_terms(algorithm, federation)
     if after is not None:
-        check_after(after, current, total, rounds)
+        check_after(after, current, total, rounds, partial(first_state, algorithm, federation))
         current = after
     repeatable(lambda: check_schedule(algorithm, current.t + 1, rounds))
     # The warning is about the weights over all clients; a drawn cohort has other weights.

@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import numpy as np
+
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import called, check_whole
@@ -165,12 +167,14 @@ def _label(of: Method) -> str:
 
 
 def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(seeds, np.ndarray):
+        seeds = seeds.tolist()
     if isinstance(seeds, Sequence | range) and not isinstance(seeds, str):
         for seed in seeds:
             check_whole("seed", seed, 0)
         if len(set(seeds)) < len(seeds):
             raise InputError(f"seeds = {list(seeds)}: a seed is there twice; give each once")
-        return tuple(seeds)
+        return tuple(map(int, seeds))
     check_whole("seeds", seeds, 1)
     return tuple(range(seeds))
 

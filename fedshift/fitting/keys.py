@@ -13,7 +13,7 @@ from typing import Any
 from fedshift import recipes
 from fedshift.errors import FedshiftError, InputError, nearest, shown
 from fedshift.experiments.config.schema import Network, Selection, Training
-from fedshift.fitting.methods import Method, foreign_option
+from fedshift.fitting.methods import Method, foreign_option, plain_number
 
 SECTIONS = {
     "training": set(Training.model_fields),
@@ -66,7 +66,7 @@ def sorted_keys(
             raise InputError(_unknown(key, chosen))
         if len(homes) > 1:
             raise InputError(_ambiguous(key, chosen))
-        tables[homes[0]][key] = value
+        tables[homes[0]][key] = plain_number(value)
     return tables
 
 

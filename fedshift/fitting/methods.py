@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm, check_method
 from fedshift.arguments import called
@@ -59,6 +61,7 @@ def method(
     >>> fs.method("fedprox", mu=0.1).label
     'fedprox(mu=0.1)'
     """
+    options = {name: plain_number(value) for name, value in options.items()}
     if isinstance(given, str):
         made = Method(recipes.recipe(given, options), options)
     elif hasattr(given, "client_update"):  # an Algorithm need not inherit from a class of ours
@@ -78,6 +81,13 @@ def method(
         if name not in made.recipe.options and not _takes_any(made):
             raise InputError(foreign_option(name, made.recipe))
     return made
+
+
+def plain_number(given: Any) -> Any:
+    """numpy's numbers as Python's, also in a list or tuple: files of runs hold no others."""
+    if isinstance(given, list | tuple) and type(given) in (list, tuple):
+        return type(given)(map(plain_number, given))
+    return given.item() if isinstance(given, np.generic) else given
 
 
 def made_by_user(make: Callable[..., Algorithm], setting: Setting, **options: Any) -> Algorithm:

@@ -67,7 +67,7 @@ def plan(
     schedule = _own_schedule(keys)
     with in_python_words():
         tables = sorted_keys(chosen, keys, with_options=not isinstance(method, Method))
-        config = _config(task, net, chosen, tables, seed, name)
+        config = _config(task, net, chosen, tables, int(seed), name)
     made = task.build() if built is None else built
     training = _corrected(config.training, made, keys, loss, class_weights)
     config = config.model_copy(update={"training": training})

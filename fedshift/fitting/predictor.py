@@ -13,6 +13,7 @@ from torch import nn
 
 from fedshift.errors import InputError, unknown
 from fedshift.evaluation.corrected import Shifted, head_of, written
+from fedshift.examples import check_finite
 from fedshift.experiments.folder.model_file import Pair
 from fedshift.experiments.folder.run_models import RunModels
 from fedshift.experiments.measures.custom_metrics import answers
@@ -67,6 +68,7 @@ class Predictor:
             x, kind = torch.as_tensor(rows), "classification"
         else:
             raise InputError("this run has no encoding; give a tensor or array x [n, ...]")
+        check_finite(x, "x", "predicting")
         given = answers(self.models.model, *pair, x, kind, beside).numpy()
         if kind == "regression":
             return Numbers(given)

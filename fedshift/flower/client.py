@@ -16,12 +16,11 @@ from flwr.clientapp import ClientApp
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import called, check_fields
-from fedshift.data import ClientData, Examples, count, label_counts, of_importance
+from fedshift.data import ClientData, Examples, check_client, count, label_counts, of_importance
 from fedshift.engine.backends import Reply
 from fedshift.engine.checks.replies import block_of, check_finite, not_finite
 from fedshift.engine.round import job_of
 from fedshift.errors import FedshiftError, InputError
-from fedshift.examples import check_importance
 from fedshift.flower.calibrating import CALIBRATE, correction_in, sums_for
 from fedshift.flower.kept import Kept, folder_of
 from fedshift.flower.notices import notify, words_for_here
@@ -75,7 +74,7 @@ class Site:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_importance(self.data.w, len(self.data.y), int(self.data.id))
+        check_client(self.data, int(self.data.id))
         object.__setattr__(self, "data", of_importance((self.data,))[0])
 
     @property

@@ -26,7 +26,7 @@ from fedshift.flower.array_mean import Arrays, arrays_of, mean_arrays, mean_metr
 from fedshift.flower.label_reports import COUNTS, PARTITION, LabelTable
 from fedshift.flower.nodes import named, names_of
 from fedshift.flower.records import failure_of
-from fedshift.real import described, number, numbers
+from fedshift.real import described, disordered, number, numbers
 from fedshift.server.pals import effective_sample_size
 from fedshift.server.pals_input import Fidelity
 from fedshift.server.prior import Correction, prior_shift
@@ -246,6 +246,8 @@ class FedPALS(Strategy):
 
 
 def _shares(target: Sequence[float]) -> tuple[float, ...]:
+    if wrong := disordered(target):
+        raise InputError(f"target: {wrong}")
     try:
         # `list` would turn a mapping into its keys, and text into letters.
         if isinstance(target, Mapping | str):

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from fedshift.arguments import called, check_whole
 from fedshift.errors import InputError
 from fedshift.models.routed import Routed, projection
 
@@ -17,6 +18,12 @@ class Mlp(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], hidden: tuple[int, ...], classes: int) -> None:
         super().__init__()
+        for name, given in (("shape", shape), ("hidden", hidden)):
+            if not isinstance(given, tuple | list):
+                raise InputError(
+                    f"Mlp {name} must be a tuple, got {called(given)}; give ({given},)"
+                )
+        check_whole("Mlp classes", classes, 1)
         if any(width < 1 for width in hidden):
             raise InputError(f"hidden widths must be 1 or more, got {list(hidden)}")
         widths = (math.prod(shape), *hidden)

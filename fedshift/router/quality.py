@@ -31,8 +31,12 @@ def client_accuracy(chosen: Tensor, origin: Tensor) -> float:
 
 def brier(probabilities: Tensor, origin: Tensor) -> float:
     """(1/B) sum_b sum_i (r_i(x_b) - 1[i = origin_b])^2, in [0, 2]; probabilities r [B, N]."""
-    _check(len(probabilities), origin)
-    truth = torch.nn.functional.one_hot(origin, probabilities.shape[1])
+    _check_probabilities(probabilities, origin)
+    clients = probabilities.shape[1]
+    if int(origin.min()) < 0 or int(origin.max()) >= clients:
+        odd = int(origin[(origin < 0) | (origin >= clients)][0])
+        raise InputError(f"origin holds {odd}; with {clients} columns it is 0 to {clients - 1}")
+    truth = torch.nn.functional.one_hot(origin.long(), clients)
     return float((probabilities.double() - truth).square().sum(1).mean())
 
 
@@ -47,7 +51,7 @@ def calibration_error(probabilities: Tensor, origin: Tensor, bins: int = 15) -> 
 
 def calibration_gaps(probabilities: Tensor, origin: Tensor, bins: int = 15) -> Tensor:
     """sum_(b in g) (1[right_b] - confidence_b) of each group g [bins]: they add over clients."""
-    _check(len(probabilities), origin)
+    _check_probabilities(probabilities, origin)
     if bins < 1:
         raise InputError(f"bins must be 1 or more, got {bins}")
     confidence, best = probabilities.double().max(1)
@@ -139,7 +143,24 @@ def _check_vector(name: str, value: object) -> None:
         raise InputError(f"{name}[{int(value.isnan().nonzero()[0])}] is NaN; give numbers")
 
 
+def _check_probabilities(given: object, origin: Tensor) -> None:
+    """Raise InputError unless they are probabilities [B, N] with an origin [B]."""
+    if not isinstance(given, Tensor) or given.ndim != 2:
+        what = f"of shape {tuple(given.shape)}" if isinstance(given, Tensor) else called(given)
+        raise InputError(f"probabilities are {what}; give a tensor [B, N], a row per query")
+    _check(len(given), origin)
+    if bool(
+        ((given < 0) | (given > 1 + 1e-6)).any()
+    ):  # NaN passes: a diverged router has none else
+        raise InputError(
+            f"probabilities go from {float(given.min()):.4g} to {float(given.max()):.4g}, beyond 0 "
+            "to 1; give those of a softmax, as router.route(x).probabilities, and no logits"
+        )
+
+
 def _check(queries: int, origin: Tensor) -> None:
+    if not isinstance(origin, Tensor):
+        raise InputError(f"origin is {called(origin)}; give torch.as_tensor(...) of it")
     if not queries or origin.shape != (queries,):
         raise InputError(
             f"{queries} queries and truth of shape {tuple(origin.shape)}; give one per query, "

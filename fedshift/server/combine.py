@@ -17,6 +17,8 @@ from fedshift.tree import Params, Parts, weighted_sum
 
 # Key in the updates: the weights by which each part was summed on arrival, part -> [C].
 SUMMED = "summed"
+# Columns that clients can register.
+COLUMNS = ("n", "labels")
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -43,7 +45,16 @@ class Weighed(ABC):
         return self.weights.needs
 
     def weigh(self, table: Params) -> Tensor:
-        return self.weights(table)
+        try:
+            return self.weights(table)
+        except KeyError as e:
+            column = e.args[0] if e.args else ""
+            if column in table or column not in COLUMNS:
+                raise
+            raise InputError(
+                f'the weight rule {called(self.weights)} reads "{column}", and its needs are '
+                f"{tuple(self.needs)}; give it needs = {COLUMNS}"
+            ) from e
 
     @abstractmethod
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params: ...
@@ -71,7 +82,7 @@ class Mean(Weighed):
 def _check_needs(rule: Weights) -> None:
     """Raise InputError for columns that clients do not register, or a string for the tuple."""
     needs = rule.needs
-    if isinstance(needs, str) or not set(needs) <= {"n", "labels"}:
+    if isinstance(needs, str) or not set(needs) <= {*COLUMNS}:
         raise InputError(
             f"the weight rule is {called(rule)} with needs = {needs!r}; give a tuple of columns "
             'that clients register: ("n",) or ("n", "labels")'
@@ -86,6 +97,10 @@ def total(updates: Parts, part: str, weights: Tensor) -> Params:
     weights.
     """
     summed_by = updates.get(SUMMED, {}).get(part)
+    if summed_by is None and part not in updates:
+        raise InputError(
+            f'no client sent "{part}", which the server sums; let client_update return it'
+        )
     if summed_by is None:
         return weighted_sum(weights, updates[part])
     if not torch.equal(summed_by, weights):
@@ -115,7 +130,15 @@ def combine_counters(weights: Tensor, stacked: Params) -> Params:
 
 
 def check_weights(weights: Tensor, count: int) -> None:
-    """Raise InputError unless weights are finite, 0 or more, and sum to 1 within 1e-9."""
+    """Raise InputError unless weights are float64, finite, 0 or more, and sum to 1 within 1e-9."""
+    if not isinstance(weights, Tensor) or weights.dtype != torch.float64:
+        given = str(weights.dtype) if isinstance(weights, Tensor) else called(weights)
+        raise InputError(
+            f"a weight rule gave {given}; it returns a tensor of torch.float64, as the columns of "
+            "its table are: torch.as_tensor(weights, dtype=torch.float64)"
+        )
+    if weights.requires_grad:
+        raise InputError("a weight rule gave weights with a history of gradients; detach() them")
     if weights.shape != (count,):
         raise InputError(
             f"a cohort of {count} clients was given weights of shape {tuple(weights.shape)}; a "

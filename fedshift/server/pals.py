@@ -68,7 +68,8 @@ def effective_sample_size(weights: ArrayLike, sizes: ArrayLike) -> float:
     """ESS(a) = 1 / sum_i a_i^2 / n_i over the clients with a_i > 0, in examples (Kish 1965).
 
     Its largest value is N, at a = n / N; it is n_i if client i has all the weight. Raises
-    InputError if the lengths differ or a client without examples has a positive weight.
+    InputError if the lengths differ, if weights do not sum to 1 within 1e-6, or if a client without
+    examples has a positive weight.
 
     >>> from fedshift.server.pals import effective_sample_size
     >>> effective_sample_size([0.5, 0.5], [100, 300])
@@ -89,6 +90,8 @@ def effective_sample_size(weights: ArrayLike, sizes: ArrayLike) -> float:
         )
     if not np.isfinite(np.concatenate([a, n])).all() or float(min(a.min(), n.min())) < 0.0:
         raise InputError("weights and sizes must be finite and 0 or more")
+    if abs(float(a.sum()) - 1.0) > 1e-6:
+        raise InputError(f"weights sum to {a.sum():.9g}, and must sum to 1; give a / a.sum()")
     with np.errstate(all="ignore"):
         ess = float(1.0 / np.sum(a[used] ** 2 / n[used]))
     if not 0.0 < ess < math.inf:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from fedshift.arguments import check_number
 from fedshift.errors import InputError, check_name
-from fedshift.real import described, number, numbers
+from fedshift.real import described, label_numbers, number, numbers
 from fedshift.server.simplex import Floats
 
 Fidelity = Literal["squared", "norm"]
@@ -49,7 +49,19 @@ def checked_counts(label_counts: ArrayLike) -> Floats:
     if not counts.any():
         raise InputError("label_counts are all zero: no client has any example to weigh")
     _check_sizes(counts)
+    _check_no_shares(counts)
     return counts
+
+
+def _check_no_shares(counts: Floats) -> None:
+    """Raise InputError for label shares: they do not say how many examples a client has."""
+    used = counts[counts.any(axis=1)]
+    even = len(used) > 1 and bool((np.abs(used.sum(axis=1) - 1.0) < 1e-6).all())
+    if even and not bool((used == np.rint(used)).all()):
+        raise InputError(
+            "each row of label_counts sums to 1: these are shares, and count as one example per "
+            "client; give counts, as shares * sizes[:, None]"
+        )
 
 
 def _check_sizes(counts: Floats) -> None:
@@ -127,7 +139,7 @@ def checked_target(target: ArrayLike, classes: int, rescale: bool) -> Floats:
     if not isinstance(rescale, bool | np.bool_):
         raise InputError(f"normalise_target must be True or False; got {described(rescale)}")
     try:
-        shares = numbers(target)
+        shares = label_numbers(target)
     except ValueError as error:
         raise InputError(f"target must be a list of {classes} numbers; {error}") from error
     if shares.shape != (classes,):

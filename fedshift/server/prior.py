@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
 from fedshift.errors import InputError
-from fedshift.real import numbers
+from fedshift.real import label_numbers
 from fedshift.sketch import sketched
 
 Floats = NDArray[np.float64]
@@ -50,8 +50,14 @@ class Correction:
     correctable: NDArray[np.bool_]
 
     def of(self, logits: ArrayLike) -> Floats:
-        """The corrected logits, in float64."""
-        return self.scale * np.asarray(logits, dtype=np.float64) + self.bias
+        """The corrected logits, in float64. Raises InputError unless there is one per label."""
+        z = _logits(logits)
+        if z.shape[-1:] != self.bias.shape:  # a single logit would be broadcast to all labels
+            raise InputError(
+                f"logits of shape {z.shape}, and the correction is of {len(self.bias)} labels; "
+                "give one logit per label in the last dimension"
+            )
+        return self.scale * z + self.bias
 
 
 def prior_shift(target: ArrayLike, trained_on: ArrayLike, floor: float = FLOOR) -> Correction:
@@ -113,11 +119,12 @@ def calibration_sums(
     """The sums over examples with logits z [n, K] and labels y [n].
 
     With q = softmax(scale z + bias): d loss / d scale = sum_x (q - e_y) . z, d loss / d bias =
-    sum_x (q - e_y); the Hessian is sum_x J^T (diag q - q q^T) J with J = [z, I].
+    sum_x (q - e_y); the Hessian is sum_x J^T (diag q - q q^T) J with J = [z, I]. Raises InputError
+    for logits, labels or biases of other shapes, and labels that are no whole numbers below K.
     """
-    z, labels = np.asarray(logits, dtype=np.float64), np.asarray(y)
+    z, labels, bias = _checked(logits, y, bias)
     n, classes = z.shape
-    shifted = scale * z + np.asarray(bias, dtype=np.float64)
+    shifted = scale * z + bias
     top = logsumexp(shifted, axis=1, keepdims=True) if n else np.zeros((0, 1))
     q, at = np.exp(shifted - top), np.arange(n)
     off = q.copy()
@@ -201,9 +208,14 @@ def calibrate(ask: Callable[[float, Floats], CalibrationSums], classes: int) -> 
 def calibrated_shift(calibrator: Calibrator, target: ArrayLike, floor: float = FLOOR) -> Correction:
     """scale z + bias + log T_y - log p_y, where p is the calibrator's prior.
 
-    Labels with p_y below `floor` get log T_y only.
+    Labels with p_y below `floor` get log T_y only. Raises InputError unless the target is shares
+    of the calibrator's labels.
     """
     T = _shares(target, "target")
+    if len(T) != len(calibrator.prior):
+        raise InputError(
+            f"target has {len(T)} labels, and the calibrator has {len(calibrator.prior)}"
+        )
     correctable = calibrator.prior >= floor
     bias = np.where(correctable, calibrator.bias, 0.0) + _log_ratio(
         T, calibrator.prior, correctable
@@ -239,10 +251,38 @@ def _log_ratio(T: Floats, p: Floats, correctable: NDArray[np.bool_]) -> Floats:
     return result
 
 
+def _logits(given: ArrayLike) -> Floats:
+    """Logits as float64. Raises InputError for what is no array of numbers."""
+    try:
+        return np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise InputError(f"logits must be numbers in rows of one length: {e}") from e
+
+
+def _checked(
+    logits: ArrayLike, y: ArrayLike, bias: ArrayLike
+) -> tuple[Floats, NDArray[np.int64], Floats]:
+    """Logits [n, K], labels [n] below K and biases [K], or one for all. Raises InputError."""
+    z, labels, b = _logits(logits), np.asarray(y), np.asarray(bias, dtype=np.float64)
+    if z.ndim != 2 or labels.shape != z.shape[:1] or b.shape not in ((), z.shape[1:]):
+        raise InputError(
+            f"logits {z.shape}, y {labels.shape} and bias {b.shape}; they must be [n, K], [n] and "
+            "[K], and labels numbers of classes"
+        )
+    if len(labels) and labels.dtype.kind not in "iu":
+        raise InputError(f"y is {labels.dtype}; labels are whole numbers, 0 to {z.shape[1] - 1}")
+    if len(labels) and not 0 <= labels.min() <= labels.max() < z.shape[1]:
+        odd = labels[(labels < 0) | (labels >= z.shape[1])][0]
+        raise InputError(
+            f"y holds {odd}; with {z.shape[1]} logits labels are 0 to {z.shape[1] - 1}"
+        )
+    return z, labels.astype(np.int64, copy=False), b
+
+
 def _shares(given: ArrayLike, name: str) -> Floats:
     """Label shares [K]. Raises InputError unless they are 0 or more and sum to 1."""
     try:
-        shares = numbers(given)
+        shares = label_numbers(given)
     except ValueError as e:
         raise InputError(f"{name} must be one number per label: {e}") from e
     bad = shares.ndim != 1 or not np.isfinite(shares).all() or (shares < 0).any()

@@ -163,6 +163,11 @@ def _pair(source: Any) -> tuple[Any, Any] | None:
 
 def _row_numbers(name: str, rows: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
     array = np.asarray(plain(rows))
+    if array.dtype.kind == "b":
+        raise InputError(
+            f'indices of "{shown(name)}" are True and False; give the numbers of its rows, as '
+            "numpy.flatnonzero(mask)"
+        )
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise InputError(f'indices of "{shown(name)}" are {called(rows)}; give a list of rows')
     return array.astype(np.int64)

@@ -296,6 +296,10 @@ class Task(TaskFields):
         """
         if not callable(shift):
             raise InputError(f"shift is {called(shift)}; give one of fedshift.shifts")
+        if isinstance(shift, type):
+            raise InputError(
+                f"shift is {called(shift)}; give an object of it, {shift.__name__}(...)"
+            )
         check_whole("clients", clients, 1)
         kind = options.get("kind", "classification")
         if kind != "classification":

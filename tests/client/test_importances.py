@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -178,3 +179,30 @@ def test_data_that_cannot_be_scored_are_refused(value: float) -> None:
 def test_examples_may_be_bytes() -> None:
     x: Tensor = torch.zeros(4, 2, dtype=torch.uint8)
     assert len(Examples(x, torch.zeros(4).long())) == 4
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_examples_are_counted_exactly_whatever_the_type_of_importances(kind: torch.dtype) -> None:
+    data = client_data(torch.ones(3001, 1), torch.arange(3001) % 2, 0)
+    table = register([data._replace(w=torch.ones(3001, dtype=kind))], 2)
+    assert table["n"].tolist() == [3001.0]
+    assert table["labels"].tolist() == [[1501.0, 1500.0]]
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.int64])
+def test_importances_are_floating(kind: torch.dtype) -> None:
+    """True for each of 300 examples counted as one example, and bytes as 44."""
+    data = client_data(torch.ones(300, 1), torch.zeros(300).long(), 0)
+    with pytest.raises(InputError, match=f"w is {kind}; give floating numbers"):
+        register([data._replace(w=torch.ones(300, dtype=kind))], 1)
+
+
+def test_examples_with_a_history_of_gradients_train_alike() -> None:
+    model = build(lambda: Mlp((8,), (5,), CLASSES), seed=0)
+    plain = make_federation(model)
+    moved = tuple(c._replace(x=c.x.clone().requires_grad_() * 1) for c in plain.clients)
+    federation = replace(plain, clients=moved)
+    method = recipes.fedavg(Setting(model, TARGET, Local(0.1, steps=2)))
+    for backend in (loop, Stacked()):
+        runs = (run(method, one, 1, backend=backend) for one in (plain, federation))
+        assert equal(*map(last, runs))

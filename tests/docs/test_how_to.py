@@ -48,6 +48,8 @@ def anchors(page: Path) -> set[str]:
 def test_the_list_leads_to_every_recipe() -> None:
     links = re.findall(r"^- \[[^\]]+\]\(([^)#]+)#?([^)]*)\)$", INDEX.read_text(), re.M)
     assert len(links) == TASKS
+    for page in (DOCS / "tutorial.md", DOCS / "README.md", DOCS.parent / "README.md"):
+        assert f"{TASKS} tasks" in page.read_text(), page
     here = [link for link in links if not link[0].startswith("../")]
     assert len(here) == len(set(here))
     for page, anchor in links:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fedshift import Model, recipes, run
+from fedshift.algorithms.defaults import Around
+from fedshift.data import ClientData
 from fedshift.engine.backend_names import ONE_BY_ONE
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, loop
 from fedshift.engine.checks.replies import block_of
@@ -20,7 +23,7 @@ from fedshift.engine.one_by_one import channels_last, dense
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.traffic import Meter
-from fedshift.errors import InputError, TrainingError
+from fedshift.errors import FedshiftError, InputError, TrainingError
 from fedshift.experiments.config.schema import Training
 from fedshift.experiments.engines import backend_of
 from fedshift.recipes import Setting
@@ -66,6 +69,57 @@ def test_a_custom_backend_is_watched_within_another(
     alone = last(run(algorithm, federation, 1, backend=around(loop)))
     within = around(lambda update, jobs: loop(update, list(jobs)))
     assert not different(alone, last(run(algorithm, federation, 1, backend=within)))
+
+
+@dataclass(frozen=True)
+class Meddling(Around):
+    """A method of one's own that changes what it was given, or what it gives."""
+
+    before: Any = None
+    after: Any = None
+
+    def client_update(self, message: Parts, state: Parts, data: ClientData, plans: Any) -> Any:
+        if self.before is not None:
+            self.before(message, data)
+        given = self.inner.client_update(message, state, data, plans)
+        return given if self.after is None else self.after(given)
+
+
+@pytest.mark.parametrize(
+    ("before", "what"),
+    [
+        (lambda message, data: data.y.zero_(), "data.y"),
+        (lambda message, data: data.x[0].add_(1), "data.x"),
+        (lambda message, data: message["params"]["head.bias"].zero_(), 'message["params"]'),
+    ],
+)
+def test_a_method_that_writes_into_its_arguments_is_refused(
+    before: Any, what: str, setting: Setting
+) -> None:
+    """Labels that it wrote would be wrong for every later method, too."""
+    federation = make_federation(setting.model)
+    own = tuple(ClientData(*(v.clone() for v in c)) for c in federation.clients)
+    with pytest.raises(TrainingError) as refused:
+        last(run(Meddling(recipes.fedavg(setting), before), replace(federation, clients=own), 1))
+    assert f"client_update wrote into {what}" in str(refused.value)
+    assert "v.clone()" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (lambda given: None, "client_update gave None; it returns two things"),
+        (lambda given: given[0], "client_update gave a dict; it returns two things"),
+        (
+            lambda given: ({k: v for k, v in given[0].items() if k != "delta"}, given[1]),
+            'no client sent "delta", which the server sums',
+        ),
+    ],
+)
+def test_what_a_method_of_ones_own_gives(after: Any, message: str, setting: Setting) -> None:
+    with pytest.raises(FedshiftError) as refused:
+        last(run(Meddling(recipes.fedavg(setting), None, after), make_federation(setting.model), 1))
+    assert message in str(refused.value)
 
 
 def shortened(parts: Parts) -> Parts:

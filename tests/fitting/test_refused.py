@@ -9,12 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 import fedshift as fs
 from fedshift.algorithms.fedavg import FedAvg
-from fedshift.errors import InputError
+from fedshift.errors import DivergedError, InputError
 from fedshift.experiments import experiment
 from fedshift.fitting.class_weights import weights_of
+from fedshift.fitting.planning import plan
 from fedshift.recipes import Setting
 from fedshift.shifts import Sparsity
 from support.custom_tasks import Net, hospitals
@@ -239,3 +241,44 @@ def test_central_tuning_is_for_files(task: fs.Task, given: dict[str, Any], messa
         fs.fit(task, Net, method="labelset_fedavg", mode="private", **given, **QUICK)
     assert message in str(refused.value)
     assert "server.unlabeled" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda logits, labels: cross_entropy(logits.detach(), labels, reduction="none"),
+        lambda logits, labels: (logits.argmax(1) != labels).float(),
+    ],
+)
+def test_a_loss_without_a_gradient_teaches_nothing(task: fs.Task, loss: Any) -> None:
+    with pytest.raises(InputError, match="loss has no gradient by its logits"):
+        fs.fit(task, Net, loss=loss, **QUICK)
+
+
+@pytest.mark.slow
+def test_rows_with_nan_are_not_answered() -> None:
+    x, y = np.random.default_rng(0).normal(size=(80, 3)).astype("float32"), np.arange(80) % 2
+    task = fs.Task.from_arrays(x, y, client=np.arange(80) // 20, target="3")
+    result = fs.fit(task, "linear", **QUICK)
+    rows = x[:4].copy()
+    rows[2, 1] = np.nan
+    with pytest.raises(InputError, match=r"x\[2\] holds NaN or infinity"):
+        result.predict(rows)
+    assert len(result.predict(x[:4])) == 4
+
+
+@pytest.mark.slow
+def test_a_model_that_has_diverged_cannot_be_calibrated() -> None:
+    x = 1e30 * np.random.default_rng(0).normal(size=(80, 3)).astype("float32")
+    task = fs.Task.from_arrays(x, np.arange(80) % 2, client=np.arange(80) // 20, target="3")
+    with pytest.raises(DivergedError):
+        fs.fit(task, "linear", lr=1e9, **QUICK)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32])
+def test_numbers_of_numpy_are_numbers(task: fs.Task, kind: Any) -> None:
+    method = fs.method("fedprox", mu=np.float32(0.5))
+    made = plan(task, Net, method, seed=kind(3), rounds=kind(2), cohort=kind(1))
+    assert made.config.training.rounds == 2
+    assert made.config.seeds.run == 3
+    assert method.label == "fedprox(mu=0.5)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -121,3 +123,21 @@ def test_wrong_arguments_are_refused() -> None:
     for coverage, confidence in ((0.0, torch.ones(3)), (1.1, torch.ones(3)), (0.5, torch.ones(0))):
         with pytest.raises(InputError, match=rf"coverage {coverage} of {len(confidence)} queries"):
             quality.threshold(confidence, coverage)
+
+
+@pytest.mark.parametrize(
+    ("measure", "given", "origin", "message"),
+    [
+        (quality.calibration_error, 3 * torch.eye(2), torch.tensor([0, 1]), "beyond 0 to 1"),
+        (quality.brier, torch.eye(2) - 1, torch.tensor([0, 1]), "go from -1 to 0, beyond 0 to 1"),
+        (quality.brier, torch.eye(2), torch.tensor([0, 2]), "origin holds 2; with 2 columns"),
+        (quality.brier, torch.eye(2), torch.tensor([0, -1]), "origin holds -1"),
+        (quality.calibration_error, torch.ones(2), torch.tensor([0, 1]), "of shape (2,)"),
+        (quality.calibration_error, [[1.0, 0.0]], torch.tensor([0]), "are a list"),
+        (quality.calibration_error, torch.eye(2), [0, 1], "origin is a list"),
+    ],
+)
+def test_logits_are_no_probabilities(measure: Any, given: Any, origin: Any, message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        measure(given, origin)
+    assert message in str(refused.value)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
 from fedshift.algorithms.base import check_method
 from fedshift.arguments import called, check_kind, check_whole
-from fedshift.data import Surveyed, count
+from fedshift.data import Surveyed
 from fedshift.engine.backend_checks import check_backend
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.federation import TABLE, Federation
@@ -16,6 +16,7 @@ from fedshift.engine.round import Round
 from fedshift.errors import InputError, nearest, shown
 from fedshift.model import Model
 from fedshift.randomness import one_at_a_time
+from fedshift.tree import Parts
 
 
 def check_sizes(federation: Federation) -> None:
@@ -25,9 +26,10 @@ def check_sizes(federation: Federation) -> None:
     if isinstance(clients, Surveyed):
         return
     for i, c in enumerate(clients):
-        if float(table["n"][i]) != float(count(c)):
+        size = int((c.w != 0).sum())
+        if float(table["n"][i]) != size:
             raise InputError(
-                f'client {i} has {int(count(c))} examples, and the table\'s "n" says '
+                f'client {i} has {size} examples, and the table\'s "n" says '
                 f"{float(table['n'][i]):g}: it is the table of other clients; {TABLE}"
             )
 
@@ -47,11 +49,13 @@ def check_run(
         check_kind("after", after, kind, "give a Round, as `run` yields them")
 
 
-def check_after(after: Round, first: Round, clients: int, rounds: int) -> None:
+def check_after(
+    after: Round, first: Round, clients: int, rounds: int, first_state: Callable[[int], Parts]
+) -> None:
     """Raise InputError unless a run whose round 0 is `first` can go on from `after`.
 
     In all rounds of a run, the server's state has the same parts, and the model the same names and
-    shapes.
+    shapes. A client that has taken part has a state with the parts of its `first_state`.
     """
     advice = "give a Round of a run of this method on this federation, or leave after out"
     for name, kind in (("server", after.server), ("states", after.states)):
@@ -73,6 +77,14 @@ def check_after(after: Round, first: Round, clients: int, rounds: int) -> None:
     if others := [client for client in after.states if not 0 <= client < clients]:
         raise InputError(
             f"after has the state of client {others[0]} of {clients} clients; {advice}"
+        )
+    client = next(iter(after.states), None)
+    if client is not None and (
+        lacking := sorted(set(first_state(client)) - after.states[client].keys())
+    ):
+        raise InputError(
+            f'after.states[{client}] has no "{lacking[0]}", which this method keeps on its '
+            f"clients; {advice}"
         )
 
 

@@ -44,6 +44,7 @@ def check_model(model: Model, federation: Federation) -> None:
         look(model, federation.params, federation.buffers, data.x[:BATCH])
     _warn_of_probabilities(logits)
     _check_shapes(model, federation, data)
+    _check_importances(federation)
     if model.outputs is not None:  # labels are no classes here
         check_columns(logits, 0, model.outputs)
         return
@@ -90,6 +91,22 @@ def _check_shapes(model: Model, federation: Federation, usual: ClientData) -> No
                     f"client {i}: inputs are {tuple(shape)}, {first}, and the network does not "
                     f"read both: {e}"
                 ) from e
+
+
+def _check_importances(federation: Federation) -> None:
+    """InputError for importances of another type than float32 or the parameters'.
+
+    The loss would take that type, which no reply may have.
+    """
+    if isinstance(federation.clients, Surveyed):
+        return
+    kinds = {v.dtype for v in federation.params.values() if v.is_floating_point()}
+    for i, c in enumerate(federation.clients):
+        if kinds and c.w.dtype not in {torch.float32, *kinds}:
+            raise InputError(
+                f"client {i}: w is {c.w.dtype}, and the network's parameters are "
+                f"{min(map(str, kinds))}; give w.float()"
+            )
 
 
 def first_with_examples(federation: Federation) -> ClientData | None:

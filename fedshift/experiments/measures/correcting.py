@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.data import Examples, Task
 from fedshift.engine.run import Round
-from fedshift.errors import InputError
+from fedshift.errors import DivergedError, InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.evaluation.scores import Score, answered, score
 from fedshift.experiments.measures.round_weights import masses, registered
@@ -162,7 +162,7 @@ def corrected(
         calibrator = calibrate(sums_of(model, pair, here, classes), classes)
     forms = {"trained": None, "target": prior_shift(target, trained_on)}
     if calibrator is not None:
-        forms["calibrated"] = calibrated_shift(calibrator, target)
+        forms["calibrated"] = _calibrated(how.prior, calibrator, target)
     # "target" for "none", since a run on machines has no calibration to report in that case.
     form: Form = "calibrated" if how.prior == "calibrated" else "target"
     correction = forms[form]
@@ -184,6 +184,16 @@ def corrected(
         None if follows is None else rate(follows), answers,
         None if how.prior == "none" else _estimate(pooled, target),
     )  # fmt: skip
+
+
+def _calibrated(prior: Prior, by: Calibrator, target: Floats) -> Correction:
+    """`calibrated_shift`. Raises DivergedError if it is to be served and logits have no values."""
+    if prior == "calibrated" and not np.isfinite([by.scale, *by.bias, *by.prior]).all():
+        raise DivergedError(
+            "the model's logits on the clients' validation rows are not finite, and cannot be "
+            'calibrated: training diverged. Lower the learning rate; prior = "none" keeps the model'
+        )
+    return calibrated_shift(by, target)
 
 
 def _sum(scores: Mapping[int, Score]) -> Score | None:

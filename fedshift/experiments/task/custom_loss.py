@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
@@ -69,12 +70,17 @@ def loss_term(loss: Term | Callable[[Tensor, Tensor], Tensor]) -> Term:
 
 
 def check_loss(loss: Term | None, model: Model, x: Tensor, y: Tensor) -> None:
-    """Raise InputError for a function that fails, or does not give one loss for each example."""
+    """Raise InputError for a function that fails, or does not give one loss for each example.
+
+    So for a loss without a gradient.
+    """
     if not isinstance(loss, PerExample):
         return
     logits, due = loss.pair(model(*model.init(), x)["logits"], x, y)
     try:
-        values = loss.loss(logits, due)
+        with torch.enable_grad():
+            # Times 1, since a loss may write into logits, which is forbidden for leaves.
+            values = loss.loss(logits.detach().requires_grad_() * 1, due)
     except Exception as e:
         raise InputError(
             f"loss fails on logits {tuple(logits.shape)} and labels {tuple(due.shape)}: "
@@ -85,6 +91,11 @@ def check_loss(loss: Term | None, model: Model, x: Tensor, y: Tensor) -> None:
         raise InputError(
             f"loss gave {given} for {len(y)} examples; it must give one loss per example, as with "
             'reduction="none"'
+        )
+    if not values.requires_grad:
+        raise InputError(
+            "loss has no gradient by its logits, so that nothing would be learned; leave detach(), "
+            "argmax, numpy and no_grad() out of it"
         )
 
 
