@@ -186,17 +186,22 @@ def work(update: ClientUpdate, job: Job) -> Reply:
     except (RuntimeError, ValueError, IndexError) as e:
         check_forked(e)
         raise TrainingError(f"client {job.client} failed: {e}") from e
-    if written := [name for name, v in _versions(job).items() if v != before[name]]:
-        raise TrainingError(
-            f"the method's client_update wrote into {written[0]}, which it was given (client "
-            f"{job.client}); it must leave its arguments as they are: write into v.clone()"
-        )
+    _check_unwritten(job, before)
     if not isinstance(result, tuple) or len(result) != 2:
         raise TrainingError(
             f"the method's client_update gave {called(result)}; it returns two things: what the "
             "client sends, and the changed parts of its state"
         )
     return Reply(job.client, *result, job.t)
+
+
+def _check_unwritten(job: Job, before: dict[str, int | None]) -> None:
+    """Raise TrainingError if a tensor was written to since these versions were read."""
+    if written := [name for name, v in _versions(job).items() if v != before[name]]:
+        raise TrainingError(
+            f"the method's client_update wrote into {written[0]}, which it was given (client "
+            f"{job.client}); it must leave its arguments as they are: write into v.clone()"
+        )
 
 
 def _versions(job: Job) -> dict[str, int | None]:

@@ -154,7 +154,6 @@ def score(
     confusion: also fill the confusion matrix. correction: of the logits, before they are scored.
     """
     check_kind("model", model, Model, "give Model(net)")
-    check_kind("examples", examples, Examples, "give Examples(x, y)")
     if model.outputs is not None:
         raise InputError(
             "this network predicts no classes; score it by fedshift.evaluation.targets, on the "
