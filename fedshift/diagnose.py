@@ -75,7 +75,6 @@ def diagnose(
     normalise = normalise_target or _are_counts(target)
     closest = pals_weights(label_counts, target, lam=0.0, normalise_target=normalise)  # checks all
     data = _data(label_counts, target, classes, clients, normalise)
-    _check_counted(data)
     curve, solved = _curve(data, closest, lam, ess, cap)
     case = _case(data, closest)
     diagnosis = Diagnosis(
@@ -105,15 +104,6 @@ def _verdict(diagnosis: Diagnosis, data: _Data, counted: bool) -> tuple[str, ...
     empty = [shown(name) for name, n in zip(data.clients, data.n, strict=True) if n == 0]
     left_out = [f"Left out, since they have no example: {', '.join(empty)}."] if empty else []
     return (*sentences(diagnosis), *[COUNTED] * counted, *left_out)
-
-
-def _check_counted(data: _Data) -> None:
-    """Raise InputError for shares in place of counts: each client would have one example."""
-    if np.allclose(data.n, 1.0, rtol=0, atol=1e-6) and (data.counts % 1 != 0).any():
-        raise InputError(
-            "label_counts of every client sum to 1, as label shares do; give the numbers of "
-            "examples, since sample sizes decide on weights and ESS"
-        )
 
 
 def _are_counts(target: ArrayLike) -> bool:

@@ -28,11 +28,11 @@ def hold_out(
     draws from one stream for all clients.
 
     Raises InputError for rows that are not numbers of rows, or are given twice, a share that is not
-    in (0, 1), and a client that would have no training or no test row.
+    between 0 and 1, and a client that would have no training or no test row.
     """
     check_number("share", share)
-    if not 0.0 < share < 1.0:
-        raise InputError(f"share must be above 0 and below 1, as 0.3 for 30 %, got {share}")
+    if not 0.0 <= share <= 1.0:
+        raise InputError(f"share must be between 0 and 1, as 0.3 for 30 %, got {share}")
     for client, part in enumerate(parts):
         _check_rows(part, client)
     pairs = [_divide(part, share, seed, i) for i, part in enumerate(parts)]

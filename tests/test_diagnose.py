@@ -447,7 +447,7 @@ def test_without_a_label_they_reach_the_others() -> None:
 
 def test_shares_are_no_counts() -> None:
     """They would make each client as large as one example. Control: one example each."""
-    with pytest.raises(InputError, match="sum to 1, as label shares do; give the numbers of ex"):
+    with pytest.raises(InputError, match="sums to 1: these are shares"):
         diagnose([[0.3, 0.7], [0.8, 0.2]], [0.5, 0.5])
     assert diagnose([[1, 0], [0, 1]], [0.5, 0.5]).covered
     assert diagnose([[0.3, 0.7], [0.8, 1.2]], [0.5, 0.5]).carriers

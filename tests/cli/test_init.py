@@ -223,18 +223,23 @@ def test_what_to_look_at_is_named(patients: Path, capsys: pytest.CaptureFixture[
 
 
 def test_copies_of_rows_are_named() -> None:
-    """Controls: rows of their own, and few categories, of which chance makes equal rows."""
+    """Controls: rows that differ, and few categories, of which chance makes equal rows.
+
+    Also where these follow each other, so that there are more.
+    """
     rng = np.random.default_rng(0)
     few = {name: coded(rng.integers(0, 3, 400)) for name in ("site", "a", "b", "y")}
     many = {"marker": column_of("marker", rng.normal(size=400))}
     assert doubts(Columns(few), "site", "y", ["a", "b"]) == []
     assert doubts(Columns(few | many), "site", "y", ["a", "b", "marker"]) == []
+    follow = {"c": coded(few["a"].codes + few["b"].codes)}
+    assert doubts(Columns(few | follow), "site", "y", ["a", "b", "c"]) == []
     again = np.arange(400) % 370
     copies = {name: coded(np.array(c.names)[c.codes][again]) for name, c in few.items()}
     copies["site"] = few["site"]  # also where a patient is in two hospitals
     copied = Columns(copies | {"marker": many["marker"][again]})
     noted = doubts(copied, "site", "y", ["a", "b", "marker"])
-    assert ["its label: 30. Copies" in sentence for sentence in noted] == [True]
+    assert ["its label: 30. If they are copies" in sentence for sentence in noted] == [True]
 
 
 def test_doubtful_labels_of_numbers_are_noted() -> None:
