@@ -191,7 +191,7 @@ def work(update: ClientUpdate, job: Job) -> Reply:
             f"the method's client_update wrote into {written[0]}, which it was given (client "
             f"{job.client}); it must leave its arguments as they are: write into v.clone()"
         )
-    if not isinstance(result, tuple) or len(result) != 2:
+    if not isinstance(result, tuple | list) or len(result) != 2:
         raise TrainingError(
             f"the method's client_update gave {called(result)}; it returns two things: what the "
             "client sends, and the changed parts of its state"
