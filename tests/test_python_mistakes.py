@@ -246,7 +246,7 @@ def test_lists_and_arrays_are_the_tuples_that_they_stand_for() -> None:
         "ran(FedAvg(MODEL, Odd(lambda z, y: F.relu(z - 1e6).sum())))",
         "Mlp((4,), np.array([8]), 3)",
         "estimate_target_accuracy([0.5, 0.7], [0.9, 0.8], [0.5, 0.5])",
-        "pals_weights([[1, 0], [0, 1]], [0.5, 0.5])",
+        "pals_weights([[1, 0], [0, 1]], [0.5, 0.5], lam=0.0)",
     ],
 )
 def test_right_uses_beside_these_mistakes(typed: str) -> None:
