@@ -66,7 +66,8 @@ def estimate_target_accuracy(
     Raises InputError for shapes that do not match, counts that are negative or correct > total,
     recalls in place of counts, and a target that is not a distribution.
     """
-    right, count = _rights(correct), _counts(total, "total")
+    count = _counts(total, "total")
+    right = _rights(correct, count)
     if right.ndim == count.ndim == 2 and len(right) != len(count):
         raise InputError(
             f"correct has the counts of {len(right)} clients and total those of {len(count)}; give "
@@ -191,10 +192,14 @@ def _counts(counts: ArrayLike, name: str) -> NDArray[np.float64]:
     return array
 
 
-def _rights(correct: ArrayLike) -> NDArray[np.float64]:
-    """Counts of right answers. Raises InputError for recalls in place of them."""
+def _rights(correct: ArrayLike, total: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Counts of right answers. Raises InputError for recalls in place of them.
+
+    Beside a total of weighted examples, which is not whole, fractions are counts.
+    """
     right = _counts(correct, "correct")
-    if (right <= 1.0).all() and (right != np.rint(right)).any():
+    weighted = (total != np.rint(total)).any()
+    if not weighted and (right <= 1.0).all() and (right != np.rint(right)).any():
         y = float(right[right != np.rint(right)][0])
         raise InputError(
             f"correct holds {y:g}, a share; it must hold counts of right answers: recall * total"

@@ -37,6 +37,7 @@ from fedshift.client.objectives import (
     CrossEntropy,
     Proximal,
     RestrictedSoftmax,
+    Sum,
     Term,
     View,
 )
@@ -236,3 +237,18 @@ def test_lists_and_arrays_are_the_tuples_that_they_stand_for() -> None:
     assert Pals(list(SHARES), ess=0.5) == Pals(np.array(SHARES), ess=0.5) == exact
     assert hash(Pals(torch.tensor(SHARES, dtype=torch.float64), ess=0.5)) == hash(exact)
     assert Local(only=["weight"]) == Local(only=("weight",)) != Local(only=("bias",))
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "ran(FedAvg(MODEL, Sum((CrossEntropy(), Odd(lambda z, y: torch.zeros(()))))))",
+        "ran(FedAvg(MODEL, Odd(lambda z, y: F.relu(z - 1e6).sum())))",
+        "Mlp((4,), np.array([8]), 3)",
+        "estimate_target_accuracy([0.5, 0.7], [0.9, 0.8], [0.5, 0.5])",
+        "pals_weights([[1, 0], [0, 1]], [0.5, 0.5], lam=0.0)",
+    ],
+)
+def test_right_uses_beside_these_mistakes(typed: str) -> None:
+    """A batch without what a term looks for, units far below 0, weighted counts, one example."""
+    eval(typed)

@@ -176,7 +176,8 @@ def work(update: ClientUpdate, job: Job) -> Reply:
     examples to all runs. UnfitError passes as it is: the backend cannot train this run, and no
     client is to blame.
     """
-    before = _versions(job)
+    given = _given(job)
+    before = [version(v) for v in given]
     try:
         # Set around the call, not passed through it, so that no method needs to hand it on.
         with contextlib.nullcontext() if job.how is None else trained_by(job.how):
@@ -186,8 +187,8 @@ def work(update: ClientUpdate, job: Job) -> Reply:
     except (RuntimeError, ValueError, IndexError) as e:
         check_forked(e)
         raise TrainingError(f"client {job.client} failed: {e}") from e
-    _check_unwritten(job, before)
-    if not isinstance(result, tuple) or len(result) != 2:
+    _check_unwritten(job, given, before)
+    if not isinstance(result, tuple | list) or len(result) != 2:
         raise TrainingError(
             f"the method's client_update gave {called(result)}; it returns two things: what the "
             "client sends, and the changed parts of its state"
@@ -195,22 +196,29 @@ def work(update: ClientUpdate, job: Job) -> Reply:
     return Reply(job.client, *result, job.t)
 
 
-def _check_unwritten(job: Job, before: dict[str, int | None]) -> None:
-    """Raise TrainingError if a tensor was written to since these versions were read."""
-    if written := [name for name, v in _versions(job).items() if v != before[name]]:
+def _check_unwritten(job: Job, given: Sequence[Tensor], before: Sequence[int | None]) -> None:
+    """Raise TrainingError if a tensor of `given` was written to since its version was read."""
+    if (after := [version(v) for v in given]) != before:
+        written = next(v for v, a, b in zip(given, before, after, strict=True) if a != b)
         raise TrainingError(
-            f"the method's client_update wrote into {written[0]}, which it was given (client "
-            f"{job.client}); it must leave its arguments as they are: write into v.clone()"
+            f"the method's client_update wrote into {_name(job, written)}, which it was given "
+            f"(client {job.client}); it must leave its arguments as they are: write into v.clone()"
         )
 
 
-def _versions(job: Job) -> dict[str, int | None]:
-    """How often each tensor was written to that a method is given, by a name for messages."""
-    given = {f"data.{k}": version(v) for k, v in zip(job.data._fields, job.data, strict=True)}
+def _given(job: Job) -> list[Tensor]:
+    """All tensors that a method is given."""
+    trees = (tree for parts in (job.message, job.state) for tree in parts.values())
+    return [*job.data, *(v for tree in trees for v in tree.values())]
+
+
+def _name(job: Job, tensor: Tensor) -> str:
+    """What a message calls a tensor of the job."""
+    names = [f"data.{k}" for k, v in zip(job.data._fields, job.data, strict=True) if v is tensor]
     for what, parts in (("message", job.message), ("state", job.state)):
         for part, tree in parts.items():
-            given |= {f'{what}["{part}"]["{k}"]': version(v) for k, v in tree.items()}
-    return given
+            names += [f'{what}["{part}"]["{k}"]' for k, v in tree.items() if v is tensor]
+    return names[0] if names else "a tensor"
 
 
 def check_forked(e: Exception) -> None:

@@ -19,7 +19,7 @@ class Mlp(nn.Module):
     def __init__(self, shape: tuple[int, ...], hidden: tuple[int, ...], classes: int) -> None:
         super().__init__()
         for name, given in (("shape", shape), ("hidden", hidden)):
-            if not isinstance(given, tuple | list):
+            if isinstance(given, int | str):
                 raise InputError(
                     f"Mlp {name} must be a tuple, got {called(given)}; give ({given},)"
                 )

@@ -149,9 +149,8 @@ def _check_probabilities(given: object, origin: Tensor) -> None:
         what = f"of shape {tuple(given.shape)}" if isinstance(given, Tensor) else called(given)
         raise InputError(f"probabilities are {what}; give a tensor [B, N], a row per query")
     _check(len(given), origin)
-    if bool(
-        ((given < 0) | (given > 1 + 1e-6)).any()
-    ):  # NaN passes: a diverged router has none else
+    # NaN passes: a diverged router has nothing else.
+    if bool(((given < -1e-6) | (given > 1 + 1e-6)).any()):
         raise InputError(
             f"probabilities go from {float(given.min()):.4g} to {float(given.max()):.4g}, beyond 0 "
             "to 1; give those of a softmax, as router.route(x).probabilities, and no logits"

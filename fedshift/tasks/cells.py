@@ -6,7 +6,9 @@ import csv
 import gzip
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,16 +17,20 @@ from fedshift.tasks.names import Coded, coded, listed
 from fedshift.tasks.rows import Numbers
 from fedshift.tasks.sniffing import Format
 
+# So many bytes of a file are looked at together.
+BLOCK = 1 << 20
 # From here on float64 does not tell all whole numbers apart.
 EXACT = float(1 << 53)
 
 
-def check_lengths(path: Path, form: Format) -> None:
-    """Raise DataError for the first line with fewer cells than the file has columns.
+def check_lengths(path: Path, form: Format, n: int) -> None:
+    """Raise DataError for the first line with fewer cells than the file of n rows has columns.
 
     pandas fills such a line with missing values, and a file that was cut off has one at its end.
     """
     opened = gzip.open if path.suffix == ".gz" else open
+    if _separators(path, form, opened) == n * (len(form.header) - 1):
+        return  # no row has more, so that each has all
     with opened(path, "rt", encoding=form.encoding, errors="replace", newline="") as file:
         lines = itertools.islice(file, form.first, None)
         reader = csv.reader(lines, delimiter=form.separator, skipinitialspace=True)
@@ -37,6 +43,28 @@ def check_lengths(path: Path, form: Format) -> None:
                     )
         except csv.Error:  # pandas has read the file: what this reader minds is no fault
             return
+
+
+def _separators(path: Path, form: Format, opened: Callable[..., Any]) -> int:
+    """How many separators the rows have outside quotes; a hundredth of the time of a reader.
+
+    Quotes within a cell may falsify it, and separators of several bytes make it 0.
+    """
+    sign = form.separator.encode()
+    count, quoted = 0, np.uint8(0)
+    with opened(path, "rb") as file:
+        for _ in range(form.first):
+            file.readline()
+        while len(sign) == 1 and (block := file.read(BLOCK)):
+            signs = np.frombuffer(block, dtype=np.uint8)
+            at = signs == ord(sign)
+            if quoted or b'"' in block:
+                marks = (signs == ord('"')).view(np.uint8)
+                marks[0] ^= quoted
+                inside = np.bitwise_xor.accumulate(marks)
+                at, quoted = at & (inside == 0), inside[-1]
+            count += int(np.count_nonzero(at))
+    return count
 
 
 def about_words(path: Path, form: Format, name: str, column: Numbers | Coded) -> list[str]:

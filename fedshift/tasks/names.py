@@ -72,8 +72,11 @@ def coded(values: Any, what: str = "a column") -> Coded:
 def whole_names(given: Coded) -> Coded:
     """The same entries with whole numbers written without a point: "1.0" is "1", "01" stays."""
     texts = [_WHOLE.sub(r"\1", name) for name in given.names]
+    if texts == [*given.names]:
+        return given
     names = ordered({*texts})
-    place = np.array([*map(names.index, texts), -1], dtype=np.int64)
+    places = {name: place for place, name in enumerate(names)}
+    place = np.array([*map(places.__getitem__, texts), -1], dtype=np.int64)
     return Coded(place[given.codes], names)
 
 

@@ -124,8 +124,9 @@ def of_frame(
 def _is_name(values: Any) -> bool:
     """Whether a column of names is no column of numbers: booleans, and long whole numbers."""
     kind = getattr(getattr(values, "dtype", None), "kind", "O")
-    long = kind in "iu" and len(values) > 0 and abs(values).max() >= EXACT
-    return bool(long) or is_truth(values)
+    # Of pandas' Int64, the largest of missing values alone is no number.
+    largest = abs(values).max() if kind in "iu" and len(values) > 0 else 0
+    return bool(np.greater_equal(largest, EXACT) is np.True_) or is_truth(values)
 
 
 def _check_frame(frame: Any, names: Sequence[str]) -> None:
@@ -246,15 +247,15 @@ def _read(
     """(the format, corrected if needed; the pieces of each column, or None for free text)."""
     import pandas as pd
 
-    typed, read = True, dict.fromkeys([*use, form.header[-1]])
+    typed, last = True, form.header[-1]
     # Two things may turn out wrong further down, each once: the encoding, and columns of numbers.
     for _ in range(3):
         try:
             texts = aside[0] if aside else None
             given = _pieces(path, form, names, typed, texts)
-            pieces = _collected(given, [*read], names, aside, wide)
-            if _lacks_values(pieces[form.header[-1]]):
-                check_lengths(path, form)
+            pieces = _collected(given, use, names, aside, wide)
+            if last not in use or _lacks_values(pieces[last]):
+                check_lengths(path, form, _count(pieces))
             return form, pieces
         except UnicodeDecodeError:
             form = replace(form, encoding="cp1252")  # only the first lines were valid UTF-8
@@ -317,6 +318,12 @@ def _collected(
             if len(texts[name]) > TEXTS and name not in names:
                 parts[name] = None
     return parts
+
+
+def _count(pieces: Mapping[str, list[Numbers | Coded] | None]) -> int:
+    """The number of rows."""
+    kept = next((parts for parts in pieces.values() if parts is not None), [])
+    return sum(len(part.codes if isinstance(part, Coded) else part) for part in kept)
 
 
 def _lacks_values(parts: list[Numbers | Coded] | None) -> bool:

@@ -206,3 +206,18 @@ def test_examples_with_a_history_of_gradients_train_alike() -> None:
     for backend in (loop, Stacked()):
         runs = (run(method, one, 1, backend=backend) for one in (plain, federation))
         assert equal(*map(last, runs))
+
+
+def test_importances_in_float64_train_alike(setting: Setting) -> None:
+    """They come so from numpy. Control: other importances."""
+    made = make_federation(setting.model)
+
+    def ran(kind: torch.dtype, least: int) -> list[float]:
+        clients = [
+            c._replace(w=(torch.arange(len(c.y)) % 2 + least).to(kind)) for c in made.clients
+        ]
+        federation = replace(made, clients=clients)
+        return [played.loss for played in run(recipes.fedavg(setting), federation, rounds=2)]
+
+    assert ran(torch.float64, 1) == pytest.approx(ran(torch.float32, 1), abs=1e-6)
+    assert ran(torch.float64, 1) != pytest.approx(ran(torch.float32, 2), abs=1e-6)

@@ -122,6 +122,12 @@ def test_what_a_method_of_ones_own_gives(after: Any, message: str, setting: Sett
     assert message in str(refused.value)
 
 
+def test_a_pair_may_be_a_list(setting: Setting) -> None:
+    method, federation = recipes.fedavg(setting), make_federation(setting.model)
+    listed = last(run(Meddling(method, None, list), federation, 1))
+    assert listed.loss == last(run(method, federation, 1)).loss
+
+
 def shortened(parts: Parts) -> Parts:
     """A form that would broadcast in a sum."""
     return parts | {"delta": {name: v[:1] for name, v in parts["delta"].items()}}

@@ -141,3 +141,8 @@ def test_logits_are_no_probabilities(measure: Any, given: Any, origin: Any, mess
     with pytest.raises(InputError) as refused:
         measure(given, origin)
     assert message in str(refused.value)
+
+
+def test_probabilities_may_be_rounded() -> None:
+    rounded = torch.tensor([[1.0, -1e-9], [0.5, 0.5]])
+    assert quality.brier(rounded, torch.tensor([0, 0])) == pytest.approx(0.25)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fedshift as fs
-from fedshift.errors import InputError
+from fedshift.errors import DataError, InputError
 from fedshift.tasks.encoding import Encoding
 
 CLIENTS = ("east", "north", "south", "west")
@@ -629,3 +629,37 @@ def test_numbers_beyond_32_bits_are_named_by_column_and_row(value: str, tmp_path
                 why = 'column "size" holds infinity, or a number beyond 3.4e38, in row 2'
                 stack.enter_context(pytest.raises(InputError, match=why))
             fs.Task.from_csv(path, client="client", label="label", target="c")
+
+
+def test_a_last_column_that_is_dropped_may_hold_anything(tmp_path: Path) -> None:
+    """Its short lines are still refused. Control: the column is refused where it is read."""
+    path, few = tmp_path / "t.csv", 300
+    rows = [f"{'abc'[i % 3]},{'xy'[i % 2]},{i},1e300" for i in range(few)]
+    names = {"client": "client", "label": "label", "target": "c"}
+    path.write_text("\n".join(["client,label,size,last", *rows]) + "\n")
+    assert fs.Task.from_csv(path, **names, drop=["last"]).clients == ("a", "b")
+    with pytest.raises(InputError, match="beyond 3.4e38"):
+        fs.Task.from_csv(path, **names)
+    path.write_text("\n".join(["client,label,size,last", *rows, "a,x,1"]) + "\n")
+    with pytest.raises(DataError, match=f"line {few + 2}: 3 cells for 4 columns"):
+        fs.Task.from_csv(path, **names, drop=["last"])
+
+
+@pytest.mark.parametrize("text", ["plain", '"a, b"', '"two\nlines"', '"a ""word"", two"'])
+def test_lengths_of_lines_are_counted_outside_quotes(text: str, tmp_path: Path) -> None:
+    """A file cut short is refused however its cells are quoted, and others are read."""
+    path = tmp_path / "t.csv"
+    rows = [f"{'abc'[i % 3]},{'xy'[i % 2]},{text},{i if i % 5 else ''}" for i in range(300)]
+    names = {"client": "client", "label": "label", "target": "c", "drop": ["text"]}
+    path.write_text("\n".join(["client,label,text,size", *rows]) + "\n")
+    assert fs.Task.from_csv(path, **names).clients == ("a", "b")
+    path.write_text("\n".join(["client,label,text,size", *rows, f"a,x,{text}"]) + "\n")
+    with pytest.raises(DataError, match="3 cells for 4 columns"):
+        fs.Task.from_csv(path, **names)
+
+
+def test_a_column_of_missing_whole_numbers_is_no_client() -> None:
+    frame = patients()
+    frame["hospital"] = pd.array([None] * len(frame), dtype="Int64")
+    with pytest.raises(InputError, match="client is empty in every row"):
+        fs.Task.from_frame(frame, client="hospital", label="outcome", target="pooled")

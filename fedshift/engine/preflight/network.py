@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -94,18 +95,21 @@ def _check_shapes(model: Model, federation: Federation, usual: ClientData) -> No
 
 
 def _check_importances(federation: Federation) -> None:
-    """InputError for importances of another type than float32 or the parameters'.
+    """InputError for importances of which a client's loss would take another type than others'.
 
-    The loss would take that type, which no reply may have.
+    The server refuses replies of different types. Alike, float64 throughout is fine.
     """
     if isinstance(federation.clients, Surveyed):
         return
-    kinds = {v.dtype for v in federation.params.values() if v.is_floating_point()}
+    net = [v.dtype for v in federation.params.values() if v.is_floating_point()]
+    first = federation.clients[0].w.dtype
+    kinds = {c.w.dtype for c in federation.clients}
+    alike = {kind: reduce(torch.promote_types, net, kind) for kind in kinds}
     for i, c in enumerate(federation.clients):
-        if kinds and c.w.dtype not in {torch.float32, *kinds}:
+        if alike[c.w.dtype] != alike[first]:
             raise InputError(
-                f"client {i}: w is {c.w.dtype}, and the network's parameters are "
-                f"{min(map(str, kinds))}; give w.float()"
+                f"client {i}: w is {c.w.dtype}, and client 0's is {first}; give all clients w of "
+                "one type, as w.float()"
             )
 
 

@@ -77,7 +77,8 @@ def _try(term: Term, algorithm: Algorithm, federation: Federation, batch: Batch,
                 ) from None
             return
     check_value(value, term)
-    if moving and not value.requires_grad:
+    # A value of 0 may be that of a batch without what the term looks for, or of a warm-up.
+    if moving and not value.requires_grad and value.ne(0):
         raise InputError(
             f"the value of {called(term)} has no gradient by the network's parameters, so that it "
             "would change nothing; leave detach(), item(), argmax and no_grad() out of it"
