@@ -62,6 +62,11 @@ def rows_of(
     return Rows(x, _stacked(y), table.of[client], tuple(notes), tuple(labels))
 
 
+def names_in(given: Sequence[str] | None) -> Sequence[str] | None:
+    """The names of columns that a user gives; a text is one name, and not its letters."""
+    return [given] if isinstance(given, str) else given
+
+
 def check_uses(
     client: str, labels: Sequence[str], columns: Sequence[str] | None, drop: Sequence[str]
 ) -> None:

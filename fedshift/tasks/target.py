@@ -10,6 +10,7 @@ from typing import Any
 
 from fedshift.arguments import called
 from fedshift.errors import InputError, nearest, shown
+from fedshift.real import is_whole
 from fedshift.tasks.names import as_number, listed, plain, text_of
 
 SHARED = ("shares", "counts", "pooled", "clients")
@@ -67,7 +68,8 @@ def target_of(given: Any, clients: Sequence[str], classes: Sequence[str]) -> Tar
 
     Raises InputError for a name that is no client's, and for shares that are no distribution.
     """
-    if isinstance(given, str) or (text_of(given) in clients and not hasattr(given, "__len__")):
+    one = not hasattr(given, "__len__") and (is_whole(given) or text_of(given) in clients)
+    if isinstance(given, str) or one:
         return _named(text_of(given), clients)
     if hasattr(given, "to_dict") and {text_of(name) for name in given.index} & {*classes}:
         given = given.to_dict()  # a pandas Series by class

@@ -30,6 +30,7 @@ from fedshift.tasks.tables import (
     check_other_file,
     check_uses,
     labelled,
+    names_in,
     of_frame,
     read_parquet,
     read_table,
@@ -106,6 +107,7 @@ class Task(TaskFields):
         ('a', 'b')
         """
         client, label = str(client), str(label) if is_whole(label) else label
+        columns, drop = names_in(columns), names_in(drop) or ()
         # With several label columns, True and False are read as numbers.
         labels = [label] if isinstance(label, str) else []
         names = options.get("categories", ())
@@ -150,6 +152,7 @@ class Task(TaskFields):
         Raises DataError for a file that is no such table, and InputError for missing columns.
         """
         check_path("path", path)
+        columns, drop = names_in(columns), names_in(drop) or ()
         labels = [label] if isinstance(label, str) else list(label)
         names = (client, *options.get("categories", ()))
         given: dict[str, Any] = {

@@ -663,3 +663,24 @@ def test_a_column_of_missing_whole_numbers_is_no_client() -> None:
     frame["hospital"] = pd.array([None] * len(frame), dtype="Int64")
     with pytest.raises(InputError, match="client is empty in every row"):
         fs.Task.from_frame(frame, client="hospital", label="outcome", target="pooled")
+
+
+def test_a_name_of_zeros_and_a_single_column_are_what_a_user_means(tmp_path: Path) -> None:
+    """Controls: the whole name, and a list of the column."""
+    path = tmp_path / "t.csv"
+    rows = "".join(f"0{i % 3},{i},{i * i % 7},{i % 2}\n" for i in range(30))
+    path.write_text(f"ward,x,xx,y\n{rows}")
+
+    def task(**given: Any) -> fs.Task:
+        return fs.Task.from_csv(path, client="ward", label="y", **{"target": "02"} | given)
+
+    with pytest.raises(InputError, match='target="2" is no client; .* Did you mean "02"?'):
+        task(target=2)
+    assert task().clients == ("00", "01")
+    for given in ({"drop": "xx"}, {"columns": "x"}):
+        (option, name), *_ = given.items()
+        assert names_learned(task(**given)) == names_learned(task(**{option: [name]})) == ["x"]
+
+
+def names_learned(task: fs.Task) -> list[str]:
+    return [column.name for column in task.build().encoding.columns]
