@@ -2,8 +2,9 @@
 
 A trap is a function `trap_...` of a file beside this one. It does one thing that a user may do, and
 says what came of it: "right", "refused: ..." or "silent: ...". Any other error is "raw: ...".
-`--before CHECKOUT` has the same traps tried with the package in another checkout, such as one made
-by `git worktree add CHECKOUT f00c906`. `--write` writes results/traps.md.
+`--before CHECKOUT` has the same traps tried with the package in another checkout, that of the
+commit before they were mended. `--write` writes results/traps.md. Traps that the page has keep what
+it says of "before": modules have moved, so that f00c906, their commit, no longer imports.
 """
 
 from __future__ import annotations
@@ -80,8 +81,9 @@ def page(rows: Sequence[tuple[Trap, str, str]]) -> str:
         "# Traps",
         "",
         "Uses that were once answered in silence with something else than what was meant. Made by",
-        "`python benchmarks/traps/run.py --before CHECKOUT --write`, CHECKOUT being of f00c906;",
-        "`tests/docs/test_traps.py` tries all of them again.",
+        "`python benchmarks/traps/run.py --before CHECKOUT --write`, CHECKOUT being of f00c906, or",
+        "for the later traps of the commit before their mend. `tests/docs/test_traps.py` tries all",
+        "of them again.",
         "",
         "| | right | refused in a sentence | other error | silent |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -90,9 +92,20 @@ def page(rows: Sequence[tuple[Trap, str, str]]) -> str:
         lines.append(f"| {name} | {' | '.join(str(count[o]) for o in OUTCOMES)} |")
     lines += ["", "| area | use | before | now |", "| --- | --- | --- | --- |"]
     for trap, before, now in rows:
-        cells = (trap.area, trap.use, before.partition(":")[0], now.partition(":")[0])
-        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+        cells = (*cells_of(trap), before.partition(":")[0], now.partition(":")[0])
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def cells_of(trap: Trap) -> tuple[str, str]:
+    """The cells that name a trap."""
+    return trap.area, trap.use.replace("|", "/")
+
+
+def written_before(text: str) -> dict[tuple[str, str], str]:
+    """What a page says of "before", by the cells that name a trap."""
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {(area, use): before for area, use, before, now in (r for r in rows if len(r) == 4)}
 
 
 def main() -> int:
@@ -107,7 +120,12 @@ def main() -> int:
         return 0
     now = outcomes_with(ROOT)
     before = outcomes_with(options.before.resolve()) if options.before else dict.fromkeys(now, "")
-    rows = [(t, before[f"{t.area}/{t.name}"], now[f"{t.area}/{t.name}"]) for t in traps()]
+    written = written_before(PAGE.read_text()) if options.before else {}
+    rows = [
+        (t, written.get(cells_of(t), before[key]), now[key])
+        for t in traps()
+        for key in [f"{t.area}/{t.name}"]
+    ]
     for trap, old, new in rows:
         print(f"{trap.area}: {trap.use}\n  before {old[:150]}\n  now    {new[:150]}")
     print(Counter(new.partition(":")[0] for _, _, new in rows))
