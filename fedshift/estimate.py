@@ -69,11 +69,9 @@ def estimate_target_accuracy(
     count = _counts(total, "total")
     right = _rights(correct, count)
     if right.ndim == count.ndim == 2 and len(right) != len(count):
-        raise InputError(
-            f"correct has the counts of {len(right)} clients and total those of {len(count)}; give "
-            "both for the same clients"
-        )
-    # Sum over clients: a mean of their recalls would give each client the same weight.
+        counts = f"correct has the counts of {len(right)} clients and total those of {len(count)}"
+        raise InputError(f"{counts}; give both for the same clients")
+    # Summed: a mean of the clients' recalls would give each client the same weight.
     right, count = (v.sum(0) if v.ndim == 2 else v for v in (right, count))
     t = _numbers(target, "target", label_numbers)
     if not right.shape == count.shape == t.shape:
@@ -81,14 +79,14 @@ def estimate_target_accuracy(
             f"correct, total and target must have the same number of labels, got "
             f"{right.shape[0]}, {count.shape[0]} and {t.shape}"
         )
-    if (right > count).any():
-        y = int(np.argmax(right > count))
+    if len(wrong := np.flatnonzero(right > count)):
+        y = wrong[0]
         raise InputError(f"label {y}: {right[y]:g} right out of {count[y]:g}; correct <= total")
     # An overflow gives infinity, which the checks below refuse in the user's words.
     with np.errstate(over="ignore"):
         mass = float(t.sum())
-    if (~np.isfinite(t) | (t < 0)).any():
-        y = int(np.argmax(~np.isfinite(t) | (t < 0)))
+    if len(wrong := np.flatnonzero(~np.isfinite(t) | (t < 0))):
+        y = wrong[0]
         raise InputError(f"target[{y}] is {t[y]:g}; give label shares, 0 or more, that sum to 1")
     if abs(mass - 1.0) > 1e-6:
         raise InputError(f"target must be non-negative and sum to 1, it sums to {mass:g}")

@@ -17,7 +17,7 @@ from fedshift.cli.ending import perform
 
 PACKAGE = Path(fedshift.__file__).parent
 ARCHITECTURE = PACKAGE.parent / "ARCHITECTURE.md"
-MOST, MOST_ENTERED = 12, 45
+MOST, MOST_ENTERED = 12, 46
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "matmul", "linear"}
 
 

@@ -98,9 +98,9 @@ def test_a_method_that_writes_into_its_arguments_is_refused(
 ) -> None:
     """Labels that it wrote would be wrong for every later method, too."""
     federation = make_federation(setting.model)
-    own = tuple(ClientData(*(v.clone() for v in c)) for c in federation.clients)
+    mine = tuple(ClientData(*(v.clone() for v in c)) for c in federation.clients)
     with pytest.raises(TrainingError) as refused:
-        last(run(Meddling(recipes.fedavg(setting), before), replace(federation, clients=own), 1))
+        last(run(Meddling(recipes.fedavg(setting), before), replace(federation, clients=mine), 1))
     assert f"client_update wrote into {what}" in str(refused.value)
     assert "v.clone()" in str(refused.value)
 
