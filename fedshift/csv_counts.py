@@ -184,7 +184,7 @@ def _number(path: Path, row: _Line, column: int, name: str) -> float:
     if not _NUMBER.fullmatch(cell):
         hint = ' If this column holds client names, call it "client".' if column == 0 else ""
         if cell.endswith("%"):
-            hint = " Leave out the percent sign, and divide by 100."
+            hint = " Leave out the percent sign: give numbers of examples, or shares as 0.5."
         raise DataError(f'{where}: "{shown(cell)}" is not a number; a number >= 0 is needed.{hint}')
     value = float(cell)
     if value < 0 or not np.isfinite(value):

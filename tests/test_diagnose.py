@@ -253,9 +253,11 @@ def test_leaving_out_the_only_holder_of_a_label_moves_the_hull_away() -> None:
     assert 'rises without "x"' in verdict_of(d)
 
 
-def test_clients_without_data_are_not_counted() -> None:
+def test_clients_without_data_are_named_and_not_counted() -> None:
     counts = np.vstack([CORNERS, np.zeros((2, 3), int)])
-    d = diagnose(counts, [0.5, 0.3, 0.2])
+    d = diagnose(counts, [0.5, 0.3, 0.2], clients=[*"abcde"])
+    assert d.verdict[-1] == "Left out, since they have no example: d, e."
+    assert "Left out" not in " ".join(diagnose(CORNERS, [0.5, 0.3, 0.2]).verdict)
     assert d.clients == 3
     assert len(d.carriers) == 3
     assert d.noise_factor == pytest.approx(3 * d.largest_weight)
@@ -443,19 +445,3 @@ def test_without_a_label_they_reach_the_others() -> None:
     none = diagnose([[50, 50, 0], [20, 20, 0]], [0.0, 0.0, 1.0])
     assert none.weighed_ess == 0.0
     assert "Re-weighting" not in verdict_of(none)
-
-
-def test_shares_are_no_counts() -> None:
-    """They would make each client as large as one example. Control: one example each."""
-    with pytest.raises(InputError, match="sums to 1: these are shares"):
-        diagnose([[0.3, 0.7], [0.8, 0.2]], [0.5, 0.5])
-    assert diagnose([[1, 0], [0, 1]], [0.5, 0.5]).covered
-    assert diagnose([[0.3, 0.7], [0.8, 1.2]], [0.5, 0.5]).carriers
-
-
-def test_clients_without_examples_are_named() -> None:
-    """Control: all have some."""
-    names = {"clients": ["a", "b", "c"]}
-    sentence = "Left out, since they have no example: b."
-    assert diagnose([[1, 2], [0, 0], [3, 1]], [0.5, 0.5], **names).verdict[-1] == sentence
-    assert sentence not in diagnose([[1, 2], [0, 1], [3, 1]], [0.5, 0.5], **names).verdict

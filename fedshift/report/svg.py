@@ -201,11 +201,10 @@ def _line(frame: _Frame, series: Series, look: Look, chart: LineChart, shift: fl
         up = number_text(chart.y.value(b), chart.y.percent)
         note = f"{series.name}: {chart.x.value(a):.6g}, {up}"
         dots.append(dot(frame.at(a + shift, b), radius, look, hollow=not series.line, note=note))
-    lines = [
-        polyline([frame.at(series.x[i] + shift, series.y[i] or 0.0) for i in run], look,
-                 thin=series.thin)
-        for run in (runs if series.line else ())
-    ]  # fmt: skip
+    lines = []
+    for run in runs if series.line else ():
+        points = [frame.at(series.x[i] + shift, series.y[i] or 0.0) for i in run]
+        lines.append(polyline(points, look, thin=series.thin))
     return "".join(lines + dots)
 
 

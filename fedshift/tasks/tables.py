@@ -128,10 +128,11 @@ def of_frame(
 
 def _is_name(values: Any) -> bool:
     """Whether a column of names is no column of numbers: booleans, and long whole numbers."""
-    kind = getattr(getattr(values, "dtype", None), "kind", "O")
-    # Of pandas' Int64, the largest of missing values alone is no number.
-    largest = abs(values).max() if kind in "iu" and len(values) > 0 else 0
-    return bool(np.greater_equal(largest, EXACT) is np.True_) or is_truth(values)
+    import pandas as pd
+
+    whole = getattr(getattr(values, "dtype", None), "kind", "O") in "iu"
+    long = whole and bool(pd.Series(values).dropna().abs().ge(EXACT).any())
+    return long or is_truth(values)
 
 
 def _check_frame(frame: Any, names: Sequence[str]) -> None:

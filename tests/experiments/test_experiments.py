@@ -329,7 +329,7 @@ def test_one_file_serves_to_compare_methods(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "\n", "# nothing yet\n"])
 def test_a_file_without_a_key_is_refused(text: str, tmp_path: Path) -> None:
-    """It would train for 150 rounds on data that nobody named, for example where saving failed."""
+    """For example where saving failed: it would train for 150 rounds on the default data."""
     path = tmp_path / "c.toml"
     path.write_text(text)
     with pytest.raises(InputError, match="no key is set; an experiment begins with .data. and its"):

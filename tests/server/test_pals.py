@@ -250,6 +250,7 @@ BAD = [
     ({"label_counts": [[1, 2, np.nan]]}, r"label_counts\[0, 2\] is nan, which is not finite"),
     ({"label_counts": [[1, np.inf, 0]]}, r"label_counts\[0, 1\] is inf, which is not finite"),
     ({"label_counts": np.zeros((4, 3))}, "all zero"),
+    ({"label_counts": [[0.3, 0.7, 0], [0.8, 0.1, 0.1]]}, "sums to 1: these are shares"),
     ({"target": [0.5, 0.5]}, r"3 classes, target has shape \(2,\)"),
     ({"target": [0.5, -0.1, 0.6]}, r"target\[1\] is -0.1, which is negative"),
     ({"target": [0.5, np.nan, 0.5]}, r"target\[1\] is nan, which is not finite"),
@@ -296,3 +297,9 @@ def test_target_is_rescaled_only_on_request() -> None:
     np.testing.assert_allclose(rescaled.weights, plain.weights, atol=1e-14)
     rounded = TARGET.astype(np.float32)
     assert pals_weights(COUNTS, rounded, lam=1.0).certified
+
+
+def test_counts_that_may_sum_to_one_are_taken() -> None:
+    """Controls of the refusal of shares: one example each, and weighted examples."""
+    for counts in ([[1, 0], [0, 1]], [[0.3, 0.7], [0.8, 1.2]]):
+        assert pals_weights(counts, [0.5, 0.5], lam=1.0).weights.sum() == pytest.approx(1.0)

@@ -40,11 +40,11 @@ def check_terms(algorithm: Algorithm, federation: Federation) -> None:
     if data is None or ask(first, Capabilities.trained_model) is not algorithm.model:
         return
     for term in [t for o in objectives_of(first) for t in o.summands() if _is_alone(t)]:
-        x = data.x[:BATCH] if len(data.y) > 1 else torch.cat([data.x, data.x])
-        y = data.y[:BATCH] if len(data.y) > 1 else torch.cat([data.y, data.y])
-        n = len(y)
-        rows, w = torch.arange(n) % len(data.y), torch.ones(n)
-        batch = Batch(x.clone(), y.clone(), w, rows, torch.tensor(float(n)), even=True)
+        # Two examples at least: BatchNorm takes no fewer.
+        n = min(max(2, len(data.y)), BATCH)
+        rows = torch.arange(n) % len(data.y)
+        x, y, size = data.x[rows], data.y[rows], torch.tensor(float(n))
+        batch = Batch(x, y.clone(), torch.ones(n), rows, size, even=True)
         with one_at_a_time():
             before = states()
             try:
