@@ -18,7 +18,7 @@ from fedshift.arguments import called
 from fedshift.client.trainer import Trainer, trained_by
 from fedshift.data import ClientData, Plan
 from fedshift.errors import TrainingError, UnfitError
-from fedshift.kernels.torch_private import supported, version
+from fedshift.kernels.torch_private import supported, versions
 from fedshift.sketch import sketched
 from fedshift.tree import Parts
 
@@ -157,7 +157,7 @@ def stamp(data: ClientData) -> tuple[object, ...]:
     """
     if not supported("version"):
         return (object(),)
-    return *map(id, data), *(version(v) or 0 for v in data)
+    return *map(id, data), *(v or 0 for v in versions(data))
 
 
 Backend = Callable[[ClientUpdate, Iterable[Job]], Iterator[Reply]]
@@ -177,7 +177,7 @@ def work(update: ClientUpdate, job: Job) -> Reply:
     client is to blame.
     """
     given = _given(job)
-    before = [version(v) for v in given]
+    before = versions(given)
     try:
         # Set around the call, not passed through it, so that no method needs to hand it on.
         with contextlib.nullcontext() if job.how is None else trained_by(job.how):
@@ -198,7 +198,7 @@ def work(update: ClientUpdate, job: Job) -> Reply:
 
 def _check_unwritten(job: Job, given: Sequence[Tensor], before: Sequence[int | None]) -> None:
     """Raise TrainingError if a tensor of `given` was written to since its version was read."""
-    if (after := [version(v) for v in given]) != before:
+    if (after := versions(given)) != before:
         written = next(v for v, a, b in zip(given, before, after, strict=True) if a != b)
         raise TrainingError(
             f"the method's client_update wrote into {_name(job, written)}, which it was given "

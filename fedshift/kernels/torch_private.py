@@ -179,7 +179,15 @@ def has_hooks(module: nn.Module) -> bool:
 
 def version(v: Tensor) -> int | None:
     """A counter of writes to the tensor; None if torch does not say, or in inference mode."""
-    return v._version if supported("version") and not v.is_inference() else None
+    return versions([v])[0]
+
+
+def versions(tensors: Sequence[Tensor]) -> list[int | None]:
+    """The `version` of each tensor."""
+    # Asked once for all: it takes longer than to read a counter.
+    if not supported("version"):
+        return [None] * len(tensors)
+    return [None if v.is_inference() else v._version for v in tensors]
 
 
 def within_vmap(v: Tensor) -> bool:
