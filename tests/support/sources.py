@@ -8,7 +8,6 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "fedshift"
 FILES = sorted(PACKAGE.rglob("*.py"))
-TESTS = sorted(PACKAGE.parent.joinpath("tests").rglob("*.py"))
 
 
 @cache
@@ -20,16 +19,3 @@ def nodes_of(source: str) -> tuple[ast.AST, ...]:
 def place_of(path: Path) -> str:
     """Its path in the package, as engine/run.py."""
     return path.relative_to(PACKAGE).as_posix()
-
-
-def names_given(source: str) -> set[str]:
-    """The names that a file gives: to values, arguments, attributes, functions and classes."""
-    names = set[str]()
-    for node in nodes_of(source):
-        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            names.add(node.id if isinstance(node, ast.Name) else node.attr)
-        elif isinstance(node, ast.arg):
-            names.add(node.arg)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-    return names
