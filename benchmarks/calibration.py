@@ -35,11 +35,11 @@ from fedshift.experiments.task.preparing import prepare
 from fedshift.kernels.allocator import keep_memory
 from fedshift.model import build
 from fedshift.models.dense import routed_mlp
-from fedshift.papers.protocols.routing import studies
 from fedshift.recipes import Setting, feddrm
 from fedshift.router.quality import calibration_error
 from fedshift.router.score import posterior
 from fedshift.seeds import Seeds, numpy_generator
+from fedshift_papers.protocols.routing import studies
 
 OUT = Path(__file__).parents[1] / "results" / "calibration.md"
 CLASSES, ROUNDS, DRAWS = 3, 40, 200

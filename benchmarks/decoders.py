@@ -50,9 +50,9 @@ from fedshift.experiments.folder.run_folder import kept_in
 from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.task.preparing import prepare
 from fedshift.files import read_object
-from fedshift.papers.datasets import heart, iwildcam, sheet
 from fedshift.record.folder import read_run
 from fedshift.testing.damage import Reader, fuzz_file
+from fedshift_papers.datasets import heart, iwildcam, sheet
 
 OUT = Path(__file__).parents[1] / "results" / "decoders.md"
 MEMORY, BATCH = 6 << 30, 50

@@ -39,8 +39,8 @@ from flower_kills import (
     until,
 )
 
-from fedshift.deploy.federation import environment
-from fedshift.deploy.processes import free_port, running, wait_for
+from fedshift_deploy.federation import environment
+from fedshift_deploy.processes import free_port, running, wait_for
 
 OUT = Path(__file__).parents[1] / "results" / "floods.md"
 CLIENTS, ROUNDS, MEGA = 3, 8, 10**6
@@ -201,7 +201,7 @@ def under_way(size: int, many: int, place: Path) -> tuple[list[Flood], str]:
         server = fedshift("deploy", "server", fed, "--port", str(port), "--out", run)
         if not until(lambda: over(run) >= 1):
             return [], "no round was played"
-        (pid,) = processes_of(fed, port, "fedshift.deploy.guard")
+        (pid,) = processes_of(fed, port, "fedshift_deploy.guard")
         before = over(run)
         made = floods(pid, port, size, many)
         print(f"rounds {before} to {over(run)} were played meanwhile", flush=True)

@@ -26,13 +26,13 @@ import torch
 from flower_faults import FEDSHIFT, Fed, kill
 from safetensors.torch import load_file
 
-from fedshift.deploy.processes import free_port
 from fedshift.engine.run import play_round, start
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import federation_of, method_of
 from fedshift.experiments.task.preparing import prepare
 from fedshift.flower.strategy import GONE, NOT_YET
 from fedshift.testing.faults import Faulty, at
+from fedshift_deploy.processes import free_port
 
 OUT = Path(__file__).parents[1] / "results" / "flower_drops.md"
 EXPERIMENT = """name = "run"

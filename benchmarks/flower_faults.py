@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fedshift.deploy.keys import write_client_key
-from fedshift.deploy.processes import free_port
+from fedshift_deploy.keys import write_client_key
+from fedshift_deploy.processes import free_port
 
 OUT = Path(__file__).parents[1] / "results" / "flower_faults.md"
 FEDSHIFT = str(Path(sys.executable).with_name("fedshift"))
@@ -221,7 +221,7 @@ def federation(rounds: int = 4, clients: int = CLIENTS) -> Iterator[Fed]:
 def left(fed: Fed, seconds: float = 20.0) -> int:
     """Processes of the server that are still there."""
     end = time.monotonic() + seconds
-    words = ("fedshift.deploy.guard", "flower-superexec --root", "flwr-serverapp")
+    words = ("fedshift_deploy.guard", "flower-superexec --root", "flwr-serverapp")
     while alive := [p for word in words for p in fed.pids(word)]:
         if time.monotonic() > end:
             break
@@ -288,7 +288,7 @@ def at_the_start(fault: str, by: str, begin: Callable[[Fed], Command], words: st
 
 def port_in_use(fed: Fed) -> Command:
     other = fed.serve()
-    while not fed.pids("fedshift.deploy.guard"):
+    while not fed.pids("fedshift_deploy.guard"):
         time.sleep(0.1)
     time.sleep(5.0)
     shutil.copytree(fed.folder, fed.place / "copy", ignore=shutil.ignore_patterns("in-use"))
@@ -298,7 +298,7 @@ def port_in_use(fed: Fed) -> Command:
 
 def second_server(fed: Fed) -> Command:
     fed.serve()
-    while not fed.pids("fedshift.deploy.guard"):
+    while not fed.pids("fedshift_deploy.guard"):
         time.sleep(0.1)
     return fed.start("deploy", "server", fed.folder, "--port", str(free_port()))
 
@@ -414,7 +414,7 @@ def restarted() -> Result:
 
 REFUSED = "error: |does not let"
 FAULTS: dict[str, Callable[[], Result]] = {
-    "superlink": lambda: server_process("SuperLink", "fedshift.deploy.guard"),
+    "superlink": lambda: server_process("SuperLink", "fedshift_deploy.guard"),
     "superexec": lambda: server_process("SuperExec", "flower-superexec --root"),
     "serverapp": lambda: server_process("ServerApp", "flwr-serverapp"),
     "supernode": lambda: client_process("SuperNode", "flower-supernode"),

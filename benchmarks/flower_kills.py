@@ -25,12 +25,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedshift.deploy.processes import free_port
+from fedshift_deploy.processes import free_port
 
 OUT = Path(__file__).parents[1] / "results" / "flower_kills.md"
 FEDSHIFT = str(Path(sys.executable).with_name("fedshift"))
 METHODS = ("fedavg", "scaffold", "ditto", "feddisk", "labelset_scaffold", "fedpals")
-VICTIMS = ("deploy server", "fedshift.deploy.guard", "flwr-serverapp")
+VICTIMS = ("deploy server", "fedshift_deploy.guard", "flwr-serverapp")
 ROUNDS, CLIENTS, PATIENCE = 8, 3, 300.0
 OPTIONS = {"fedpals": "ess = 0.9", "feddisk": "density_rounds = 2\nhidden = [8]"}
 EXPERIMENT = """name = "run"
@@ -156,7 +156,7 @@ def play(method: str, victim: str, source: random.Random, place: Path) -> Point:
         done, before, began = over(run), len(events(run)), time.monotonic()
         if (run / "summary.json").exists():
             return Point(method, victim, done, done, 0.0, different(run, place / "plain"))
-        until(lambda: not processes_of(fed, port, "fedshift.deploy.guard"), 60)
+        until(lambda: not processes_of(fed, port, "fedshift_deploy.guard"), 60)
         again = fedshift(*serve, "--resume", run)
         until(lambda: any("after" in one for one in events(run)[before:]))
         seconds = time.monotonic() - began

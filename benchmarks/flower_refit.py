@@ -19,7 +19,7 @@ from pathlib import Path
 
 from flower_faults import FEDSHIFT, Fed
 
-from fedshift.deploy.processes import free_port
+from fedshift_deploy.processes import free_port
 
 OUT = Path(__file__).parents[1] / "results" / "flower_refit.md"
 EXPERIMENT = """name = "run"

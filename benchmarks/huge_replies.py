@@ -29,7 +29,7 @@ from fedshift.experiments.config.load import dumps, validate  # noqa: E402
 from support.loopback import loopback  # noqa: E402
 
 OUT = ROOT / "results" / "huge_replies.md"
-NAMES = {"fedshift.deploy.guard": "SuperLink", "flwr-serverapp": "server of the run"}
+NAMES = {"fedshift_deploy.guard": "SuperLink", "flwr-serverapp": "server of the run"}
 OPEN = 1e6
 
 
@@ -63,7 +63,7 @@ def peaks(folder: Path) -> Iterator[dict[str, float]]:
             guards = [
                 int(line.split(None, 1)[0])
                 for line in everything.stdout.splitlines()
-                if "fedshift.deploy.guard" in line and str(folder) in line
+                if "fedshift_deploy.guard" in line and str(folder) in line
             ]
             for guard in guards:
                 for pid, command in children(guard).items():

@@ -13,10 +13,10 @@ from typing import Any, cast
 
 # Former modules, and what they are now.
 MODULES = {
-    "fedshift.datasets.heart": "fedshift.papers.datasets.heart",
-    "fedshift.datasets.iwildcam": "fedshift.papers.datasets.iwildcam",
-    "fedshift.datasets.pacs": "fedshift.papers.datasets.pacs",
-    "fedshift.datasets.retina": "fedshift.papers.datasets.retina",
+    "fedshift.datasets.heart": "fedshift_papers.datasets.heart",
+    "fedshift.datasets.iwildcam": "fedshift_papers.datasets.iwildcam",
+    "fedshift.datasets.pacs": "fedshift_papers.datasets.pacs",
+    "fedshift.datasets.retina": "fedshift_papers.datasets.retina",
     "fedshift.engine.checks.room": "fedshift.engine.checks.reply_bytes",
     "fedshift.engine.custom_backend": "fedshift.engine.backend_checks",
     "fedshift.engine.fastest": "fedshift.engine.choosing.fastest",
@@ -31,7 +31,7 @@ MODULES = {
     "fedshift.engine.workers": "fedshift.engine.processes.pool",
     "fedshift.experiments.config.prepared": "fedshift.experiments.task.prepared",
     "fedshift.experiments.config.settings": "fedshift.experiments.config.training_objects",
-    "fedshift.experiments.deployed": "fedshift.experiments.machines.deployed",
+    "fedshift.experiments.deployed": "fedshift_deploy.machines.deployed",
     "fedshift.experiments.folder.stored": "fedshift.experiments.folder.model_file",
     "fedshift.experiments.load": "fedshift.experiments.config.load",
     "fedshift.experiments.measured": "fedshift.experiments.evaluation",

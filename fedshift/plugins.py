@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from types import UnionType
 
 COMMANDS, DATASETS = "fedshift.commands", "fedshift.datasets"
-# The entry points of this package's own folders that the core does not import. They are also in
+# The entry points of the packages beside the core, which it does not import. They are also in
 # pyproject.toml, but a source tree may run beside installed metadata of another version.
 PACKAGED = {
-    COMMANDS: {"reproduce": "fedshift.papers.cli:app"},
-    DATASETS: {"papers": "fedshift.papers.datasets.catalogue:ENTRIES"},
+    COMMANDS: {"reproduce": "fedshift_papers.cli:app", "deploy": "fedshift_deploy.cli:app"},
+    DATASETS: {"papers": "fedshift_papers.datasets.catalogue:ENTRIES"},
 }
 
 

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from support.sources import FILES, PACKAGE, nodes_of
+from support.sources import BESIDE, CORE, FILES, PACKAGE, nodes_of
 
 PICTURE = (PACKAGE.parent / "ARCHITECTURE.md").read_text().split("```")[1]
-ROOMS = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in FILES}
+ROOMS = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in CORE}
 
 
 def used(source: str, modules: Collection[str]) -> set[str]:
@@ -57,13 +57,14 @@ def name_of(path: Path) -> str:
 
 def folder_of(path: Path) -> str:
     """Its folder; a file beside folders, as in engine/, is one of its own."""
-    inner = path.relative_to(PACKAGE).with_suffix("")
+    inner = path.relative_to(PACKAGE.parent).with_suffix("")
     beside = path.name != "__init__.py" and any(path.parent.glob("*/__init__.py"))
     return str(inner if beside else inner.parent)
 
 
 SOURCES = {name_of(path): path.read_text() for path in FILES}
 FOLDERS = {name_of(path): folder_of(path) for path in FILES}
+INSIDE = {name: text for name, text in SOURCES.items() if name.split(".")[0] == "fedshift"}
 
 
 def test_no_imports_in_circles() -> None:
@@ -99,10 +100,10 @@ def test_imports_never_point_to_a_higher_floor() -> None:
     """The picture has every folder. Controls: two imports that it forbids."""
     floor = floors(PICTURE)
     assert floor.keys() >= {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").is_file()}
-    assert upwards(graph(SOURCES), floor) == set()
-    odd = SOURCES | {"fedshift.tree": "def later():\n    from fedshift.engine.run import run"}
+    assert upwards(graph(INSIDE), floor) == set()
+    odd = INSIDE | {"fedshift.tree": "def later():\n    from fedshift.engine.run import run"}
     assert upwards(graph(odd), floor) == {("tree", "engine")}
-    odd = SOURCES | {"fedshift.experiments.claims": "from fedshift.report import looks"}
+    odd = INSIDE | {"fedshift.experiments.claims": "from fedshift.report import looks"}
     assert upwards(graph(odd), floor) == {("experiments", "report")}
 
 
@@ -111,3 +112,53 @@ def test_the_engine_imports_the_protocol_alone() -> None:
     texts = [source for name, source in SOURCES.items() if name.startswith("fedshift.engine")]
     seen = {name for text in texts for name in re.findall(r"fedshift\.algorithms\.(\w+)", text)}
     assert len(seen) == 1
+
+
+# What the packages beside the core import from it, other than names that docs/reference has:
+# rooms of the outer half, and modules of others.
+USES = {
+    "fedshift_papers": {"cli", "datasets", "experiments", "record", "report", "sweeps", "shifts"}
+    | {"__version__", "arguments", "csv_counts", "errors", "files", "recipes", "seeds", "sketch"}
+    | {"algorithms.weighing", "client.importance", "client.local", "engine.backend_names"}
+    | {"engine.run", "server.pals"},
+    "fedshift_deploy": {"cli", "experiments", "flower", "record", "tasks"}
+    | {"arguments", "data", "datasets.base", "errors", "files", "holdout", "recipes", "tree"}
+    | {"engine.checks.gate", "engine.checks.reply_bytes", "engine.preflight.method"}
+    | {"engine.preflight.network", "engine.run", "engine.traffic", "evaluation.scores"}
+    | {"server.cap", "server.prior", "shifts.target"},
+}
+
+
+def others_used(package: str, sources: Mapping[str, str]) -> set[str]:
+    """What a package beside the core imports from it, less docs/reference and its list."""
+    pages = (PACKAGE.parent / "docs/reference").glob("*.md")
+    public = {name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)}
+    allowed = public | {f"fedshift.{name}" for name in USES[package]}
+    names = {
+        f"{node.module}.{alias.name}"
+        for name, source in sources.items()
+        for node in nodes_of(source)
+        if name.split(".")[0] == package and isinstance(node, ast.ImportFrom)
+        if (node.module or "").split(".")[0] == "fedshift"
+        for alias in node.names
+    }
+    return {name for name in names if not any(f"{name}.".startswith(f"{a}.") for a in allowed)}
+
+
+def test_packages_beside_the_core_import_public_names_and_few_others() -> None:
+    """Control: a module that is not in the list."""
+    assert set(USES) == set(BESIDE)
+    for package in BESIDE:
+        assert others_used(package, SOURCES) == set()
+        odd = {f"{package}.odd": "from fedshift.kernels import products"}
+        assert others_used(package, odd) == {"fedshift.kernels.products"}
+
+
+def test_packages_beside_the_core_are_known_to_none() -> None:
+    """Control: entry points and a client's default app are texts."""
+    for package in BESIDE:
+        (other,) = {*BESIDE} - {package}
+        assert not [name for name in SOURCES if name.startswith(package) and other in SOURCES[name]]
+        imports = re.compile(rf"(from|import) {package}\b")
+        assert not [name for name, source in INSIDE.items() if imports.search(source)]
+        assert package in INSIDE["fedshift.plugins"]

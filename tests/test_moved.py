@@ -37,7 +37,7 @@ MOVED = [
         "fedshift.experiments.config.load",
         ("dumps", "load_config", "validate"),
     ),
-    ("fedshift.experiments.deployed", "fedshift.experiments.machines.deployed", ("server_app",)),
+    ("fedshift.experiments.deployed", "fedshift_deploy.machines.deployed", ("server_app",)),
     ("fedshift.experiments.routers", "fedshift.experiments.folder.routers", ("load_router",)),
     ("fedshift.experiments.run_models", "fedshift.experiments.folder.run_models", ("load_models",)),
     (

@@ -15,9 +15,9 @@ from fedshift import datasets, shifts
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.task.preparing import prepare
-from fedshift.papers.datasets.fedpals_clients import Imbalanced
-from fedshift.papers.datasets.gaussians import gaussians
 from fedshift.plugins import PACKAGED
+from fedshift_papers.datasets.fedpals_clients import Imbalanced
+from fedshift_papers.datasets.gaussians import gaussians
 from support.command_line import code_of
 
 Install = Callable[[str, str, str], None]
@@ -140,14 +140,14 @@ def test_data_sets_of_a_package_must_be_in_a_tuple(install: Install) -> None:
 @pytest.mark.parametrize("name", ["heart", "iwildcam", "pacs", "retina"])
 def test_former_modules_are_the_present_ones(name: str) -> None:
     sys.modules.pop(f"fedshift.datasets.{name}", None)
-    with pytest.deprecated_call(match=f"fedshift.papers.datasets.{name} now"):
+    with pytest.deprecated_call(match=f"fedshift_papers.datasets.{name} now"):
         before = import_module(f"fedshift.datasets.{name}")
-    assert before is import_module(f"fedshift.papers.datasets.{name}")
+    assert before is import_module(f"fedshift_papers.datasets.{name}")
     assert getattr(datasets, name) is before
 
 
 def test_former_names_are_the_present_ones() -> None:
-    with pytest.deprecated_call(match="fedshift.papers.datasets.gaussians.gaussians now"):
+    with pytest.deprecated_call(match="fedshift_papers.datasets.gaussians.gaussians now"):
         assert datasets.gaussians is gaussians
     with pytest.deprecated_call(match="fedpals_clients.Imbalanced now"):
         assert shifts.Imbalanced is Imbalanced
@@ -206,11 +206,11 @@ def test_a_command_of_the_core_loads_no_paper() -> None:
     source = (
         "import sys; sys.argv = ['fedshift', {!r}, '--help']\n"
         "from fedshift.cli.app import main\ntry: main()\nfinally:\n"
-        "    print([name for name in sys.modules if name.startswith('fedshift.papers')])"
+        "    print([name for name in sys.modules if name.startswith('fedshift_papers')])"
     )
     loaded = {
         name: subprocess.check_output([sys.executable, "-c", source.format(name)], text=True)
         for name in ("run", "reproduce")
     }
     assert loaded["run"].splitlines()[-1] == "[]"
-    assert "fedshift.papers.cli" in loaded["reproduce"].splitlines()[-1]
+    assert "fedshift_papers.cli" in loaded["reproduce"].splitlines()[-1]

@@ -62,7 +62,6 @@ from fedshift.experiments.folder.run_models import load_models
 from fedshift.holdout import hold_out
 from fedshift.model import build
 from fedshift.models.dense import Mlp
-from fedshift.papers.datasets.fedpals_clients import Imbalanced
 from fedshift.recipes import Setting
 from fedshift.router.quality import risk_coverage, threshold
 from fedshift.seeds import Seeds, generator, numpy_generator
@@ -77,6 +76,7 @@ from fedshift.shifts.crop import RandomResizedCrop
 from fedshift.shifts.noise import GaussianNoise
 from fedshift.tasks.task import Task as Federated
 from fedshift.tree import flatten, unflatten
+from fedshift_papers.datasets.fedpals_clients import Imbalanced
 
 SHARES = (0.2, 0.3, 0.5)
 COUNTS = [[1, 2, 3]]

@@ -22,7 +22,7 @@ from fedshift.datasets import Wanted, writers
 from fedshift.datasets.images import Folder, Images, decode, decode_once, read_table
 from fedshift.errors import FedshiftError
 from fedshift.experiments.config.load import load_config
-from fedshift.papers.datasets import fedpals_clients, pacs, retina
+from fedshift_papers.datasets import fedpals_clients, pacs, retina
 
 
 def answer(use: Callable[[Path], str]) -> str:

@@ -22,7 +22,6 @@ from fedshift.cli.choices import (
     Where,
 )
 from fedshift.cli.commands import Commands
-from fedshift.cli.deploy_commands import deploy_app
 from fedshift.cli.ending import perform
 from fedshift.cli.loading import loading
 from fedshift.engine.backend_names import ALONE, NAMES
@@ -41,7 +40,6 @@ datasets_app = typer.Typer(
     help="List the known data sets, show one, or fetch one.", invoke_without_command=True
 )
 app.add_typer(datasets_app, name="datasets")
-app.add_typer(deploy_app, name="deploy")
 app.add_typer(audit_app, name="audit")
 
 

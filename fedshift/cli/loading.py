@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from fedshift.deploy.logs import log_line
+from fedshift.cli.log_lines import log_line
 
 INTERRUPTED, TERMINATED = 130, 143
 

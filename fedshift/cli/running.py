@@ -108,7 +108,7 @@ def _engine(asked: Asked, config: Config) -> Engine:
     """
     name, count = asked.backend, asked.workers
     if asked.engine == "flower-sim":
-        from fedshift.experiments.machines.on_flower import FlowerSimulation
+        from fedshift.experiments.on_flower import FlowerSimulation
 
         if count is not None:
             raise InputError("--workers is for the engine in-process; Flower's are --actors")

@@ -18,8 +18,8 @@ from fedshift.moved import moved
 
 __getattr__ = moved(
     __name__,
-    Gaussians="fedshift.papers.datasets.gaussians",
-    gaussians="fedshift.papers.datasets.gaussians",
+    Gaussians="fedshift_papers.datasets.gaussians",
+    gaussians="fedshift_papers.datasets.gaussians",
 )
 
 __all__ = [

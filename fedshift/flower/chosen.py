@@ -14,8 +14,8 @@ from fedshift.errors import InputError, shown
 APP, SITE = "FEDSHIFT_APP", "FEDSHIFT_SITE"
 # Defaults: the library's app, and the share of the experiment's data that each client gets.
 CHOICES = {
-    APP: "fedshift.experiments.machines.deployed:client_app",
-    SITE: "fedshift.experiments.machines.on_flower:configured_site",
+    APP: "fedshift_deploy.machines.deployed:client_app",
+    SITE: "fedshift.experiments.on_flower:configured_site",
 }
 
 # Names of the defaults in federations that were made with earlier versions.

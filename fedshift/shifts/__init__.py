@@ -42,4 +42,4 @@ from fedshift.shifts.target import dirichlet_marginal as dirichlet_marginal
 from fedshift.shifts.target import resample_to as resample_to
 from fedshift.shifts.target import sparse_marginal as sparse_marginal
 
-__getattr__ = moved(__name__, Imbalanced="fedshift.papers.datasets.fedpals_clients")
+__getattr__ = moved(__name__, Imbalanced="fedshift_papers.datasets.fedpals_clients")

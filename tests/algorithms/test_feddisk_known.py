@@ -185,7 +185,7 @@ def test_two_values_are_seen_in_all_clients_together() -> None:
 @pytest.mark.parametrize("cohort", [None, 1])
 def test_estimated_log_weights_have_the_slope_of_the_true_ones(cohort: int | None) -> None:
     """0.8 to 1.2 on Gaussians; Bernoulli likelihoods of the same numbers, a tenth."""
-    from fedshift.papers.pictures.log_weights import estimates
+    from fedshift_papers.pictures.log_weights import estimates
 
     assert 0.8 < estimates("mixture", 0, cohort=cohort)["direct"].slope < 1.2
     assert abs(estimates("bernoulli", 0, cohort=cohort)["direct"].slope) < 0.3

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from fedshift import datasets
-from fedshift.papers.reproduce.catalogue import study
-from fedshift.papers.reproduce.reproduce import Request, reproduce
 from fedshift.report.shapes import alone
 from fedshift.sweeps.records import RECORDS
+from fedshift_papers.reproduce.catalogue import study
+from fedshift_papers.reproduce.reproduce import Request, reproduce
 from support.shown import alike
 
 pytestmark = pytest.mark.slow
@@ -146,7 +146,7 @@ def test_routing_in_the_small_setting(tmp_path: Path, monkeypatch: pytest.Monkey
 
     whole = study("feddrm/small")
     fewer = replace(whole, rows=tuple(row for row in whole.rows if "lambda" not in row.label))
-    monkeypatch.setattr("fedshift.papers.reproduce.reproduce.study", lambda name: fewer)
+    monkeypatch.setattr("fedshift_papers.reproduce.reproduce.study", lambda name: fewer)
     sets, methods = ("fashion-mnist-mini",), ("feddrm", "fedrep")
     done = reproduce(Request("feddrm/small", tmp_path / "now", sets, (), methods, (0,)))
     assert len(done.report.trained) == 2

@@ -16,7 +16,7 @@ import torch
 from fedshift import datasets
 from fedshift.datasets import Samples, catalogue, idx, registry
 from fedshift.errors import DataError, InputError
-from fedshift.papers.datasets.gaussians import CLIENT_COUNTS, MEANS, gaussians, target_marginal
+from fedshift_papers.datasets.gaussians import CLIENT_COUNTS, MEANS, gaussians, target_marginal
 from support.dataset_fixtures import write_idx
 
 BALANCED_10 = [1000] * 10

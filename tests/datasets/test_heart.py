@@ -14,7 +14,7 @@ from fedshift import datasets
 from fedshift.datasets import catalogue
 from fedshift.datasets.sites import Sites, pooled, split_sites
 from fedshift.errors import DataError, InputError
-from fedshift.papers.datasets import heart
+from fedshift_papers.datasets import heart
 from support.dataset_fixtures import refuses
 from support.site_fixtures import HEART_ROW, write_heart
 

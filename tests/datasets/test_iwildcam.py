@@ -19,8 +19,8 @@ from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.folder.outcome import Outcome
 from fedshift.experiments.folder.run_folder import lock
 from fedshift.experiments.task.preparing import oracle_clients, prepare, scaled
-from fedshift.papers.datasets import iwildcam
-from fedshift.papers.datasets.fedpals_clients import iwildcam_roles
+from fedshift_papers.datasets import iwildcam
+from fedshift_papers.datasets.fedpals_clients import iwildcam_roles
 from support.dataset_fixtures import refuses
 from support.image_fixtures import count_as_whole, write_wildcam
 

@@ -14,7 +14,7 @@ import torch
 from fedshift import datasets
 from fedshift.datasets import images, store
 from fedshift.errors import DataError, InputError
-from fedshift.papers.datasets import pacs
+from fedshift_papers.datasets import pacs
 from support.dataset_fixtures import refuses
 from support.image_fixtures import (
     IMAGES,

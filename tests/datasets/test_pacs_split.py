@@ -17,9 +17,9 @@ from fedshift.experiments.config.load import validate
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.task.preparing import oracle_clients, prepare
-from fedshift.papers.datasets import pacs
-from fedshift.papers.datasets.fedpals_clients import PACS_ABSENT, Imbalanced, pacs_roles
 from fedshift.seeds import numpy_generator
+from fedshift_papers.datasets import pacs
+from fedshift_papers.datasets.fedpals_clients import PACS_ABSENT, Imbalanced, pacs_roles
 
 SPLIT_SIZES = {"train": 5683, "val": 2048, "test": 1670, "id_val": 284, "id_test": 306}
 CLIENT_SIZES = [190, 1865, 1909]

@@ -14,7 +14,7 @@ import torch
 from fedshift import datasets
 from fedshift.datasets.sites import pooled
 from fedshift.errors import DataError
-from fedshift.papers.datasets import retina
+from fedshift_papers.datasets import retina
 from support.dataset_fixtures import refuses
 from support.image_fixtures import write_tar
 from support.site_fixtures import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.papers.datasets.sheet import read_sheet
+from fedshift_papers.datasets.sheet import read_sheet
 from support.dataset_fixtures import refuses
 from support.site_fixtures import OPEN, write_parts, write_xlsx
 

@@ -13,7 +13,7 @@ import pytest
 
 from fedshift.datasets.store import Folder, archive
 from fedshift.errors import DataError
-from fedshift.papers.datasets import retina
+from fedshift_papers.datasets import retina
 from support.dataset_fixtures import refuses
 from support.site_fixtures import SMALL, write_tree
 

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import norm
 
 from fedshift.datasets import OwnClients, Wanted, load
-from fedshift.papers.datasets import worlds
+from fedshift_papers.datasets import worlds
 
 MAKERS = (worlds.binary_world, worlds.gaussian_world, worlds.looks_world)
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from fedshift.deploy.allowance import ANSWERS, LEAST, PIECE, QUESTION, Allowance, times_of
-from fedshift.deploy.door import Callers
-from fedshift.deploy.guard import Guard
-from fedshift.deploy.keys import read_client_key, write_client_key
-from fedshift.deploy.uploads import CALLER, watch_uploads
+from fedshift_deploy.allowance import ANSWERS, LEAST, PIECE, QUESTION, Allowance, times_of
+from fedshift_deploy.door import Callers
+from fedshift_deploy.guard import Guard
+from fedshift_deploy.keys import read_client_key, write_client_key
+from fedshift_deploy.uploads import CALLER, watch_uploads
 from support.signing import signed
 
 SOCKET, PORT = ("/tmp/a-socket", None), ("192.0.2.1", 8000)

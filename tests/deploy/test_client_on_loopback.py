@@ -18,8 +18,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed (extra ops)")
-from fedshift.deploy.place import make_place
-from fedshift.deploy.processes import descendants, free_port
+from fedshift_deploy.place import make_place
+from fedshift_deploy.processes import descendants, free_port
 from support.loopback import FEDSHIFT, environ, gone
 from support.tls import tls_server
 

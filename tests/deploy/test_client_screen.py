@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from fedshift.deploy import supernode
-from fedshift.deploy.joining import EVERY, FORGETS, join
-from fedshift.deploy.log_records import leave_out_tracebacks
-from fedshift.deploy.place import make_place
-from fedshift.deploy.supernode import AWAY, BACK, FAILED, JOINED, POLL, Appended
 from fedshift.errors import InputError
 from fedshift.flower.client import tell_here
 from fedshift.flower.notices import NOTICES
+from fedshift_deploy import supernode
+from fedshift_deploy.joining import EVERY, FORGETS, join
+from fedshift_deploy.log_records import leave_out_tracebacks
+from fedshift_deploy.place import make_place
+from fedshift_deploy.supernode import AWAY, BACK, FAILED, JOINED, POLL, Appended
 
 HERE, GONE = "192.0.2.7:8000", "192.0.2.7:8000 cannot be reached: Connection refused"
 EXEC = "Flower's SuperExec was ended by signal 9, perhaps for lack of memory"
@@ -96,9 +96,9 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
         world = World(place, list(plans), gone)
         clock = SimpleNamespace(monotonic=lambda: world.now, sleep=world.sleep)
         for module in ("joining", "supernode"):
-            monkeypatch.setattr(f"fedshift.deploy.{module}.time", clock)
-        monkeypatch.setattr("fedshift.deploy.joining.answers", world.answers)
-        monkeypatch.setattr("fedshift.deploy.joining.clocks", lambda *_: "")
+            monkeypatch.setattr(f"fedshift_deploy.{module}.time", clock)
+        monkeypatch.setattr("fedshift_deploy.joining.answers", world.answers)
+        monkeypatch.setattr("fedshift_deploy.joining.clocks", lambda *_: "")
         monkeypatch.setattr(supernode, "running", world.running)
 
         def watch(unready: Callable[[], str]) -> None:

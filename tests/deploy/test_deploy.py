@@ -27,13 +27,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedshift.cli.app import main
 from fedshift.cli.console import PlainProgress
-from fedshift.deploy.federation import Link, follow, serve
-from fedshift.deploy.joining import join
-from fedshift.deploy.keys import check_certificate, write_authority, write_client_key
-from fedshift.deploy.place import clients_of, make_place
-from fedshift.deploy.processes import check_port, free_port, run_flower, running, wait_for
-from fedshift.deploy.supernode import JOINED
 from fedshift.errors import DataError, FedshiftError, InputError, TrainingError
+from fedshift_deploy.federation import Link, follow, serve
+from fedshift_deploy.joining import join
+from fedshift_deploy.keys import check_certificate, write_authority, write_client_key
+from fedshift_deploy.place import clients_of, make_place
+from fedshift_deploy.processes import check_port, free_port, run_flower, running, wait_for
+from fedshift_deploy.supernode import JOINED
 from support.own_sites import FILE
 from support.tls import tls_server
 
@@ -153,7 +153,7 @@ def test_a_process_whose_parent_is_killed_ends(tmp_path: Path) -> None:
     child = "import time; time.sleep(60)"
     code = (
         "import os, sys, time, pathlib\n"
-        "from fedshift.deploy.processes import running\n"
+        "from fedshift_deploy.processes import running\n"
         f"with running([sys.executable, '-c', {child!r}], os.environ, pathlib.Path('log')) as p:\n"
         "    print(p.pid, flush=True)\n"
         "    time.sleep(60)\n"
@@ -201,7 +201,7 @@ def test_a_client_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     folder = tmp_path / "f"
     make_place(folder, "", 1, ["127.0.0.1"])
     place = folder / "clients" / "client-0"
-    monkeypatch.setattr("fedshift.deploy.supernode.running", ending(*[(1, NO)] * 2))
+    monkeypatch.setattr("fedshift_deploy.supernode.running", ending(*[(1, NO)] * 2))
     message = r"does not let this client in \(\[code: 2004\] no\): it does"
     with tls_server(folder) as here, pytest.raises(InputError, match=message) as error:
         join(place, here, patience=0.0)
@@ -219,11 +219,11 @@ def test_a_client_whose_super_node_is_killed_joins_again(
     make_place(folder, "", 1, ["127.0.0.1"])
     place, now = folder / "clients" / "client-0", [1000.0]
     nodes = ending((-9, JOINED), (1, NO), *[(-9, JOINED)] * 6, (1, NO))
-    monkeypatch.setattr("fedshift.deploy.supernode.running", nodes)
-    monkeypatch.setattr("fedshift.deploy.joining.time", SimpleNamespace(
+    monkeypatch.setattr("fedshift_deploy.supernode.running", nodes)
+    monkeypatch.setattr("fedshift_deploy.joining.time", SimpleNamespace(
         monotonic=lambda: now[0], sleep=lambda s: (pauses.append(s), now.append(now.pop() + s))
     ))  # fmt: skip
-    monkeypatch.setattr("fedshift.deploy.joining.FORGETS", 30.0)
+    monkeypatch.setattr("fedshift_deploy.joining.FORGETS", 30.0)
     with tls_server(folder) as here, pytest.raises(InputError, match="does not let this client in"):
         join(place, here, patience=60.0, say=into(lines))
     assert lines == [
@@ -242,9 +242,9 @@ def test_a_client_stays_for_the_next_server(
     folder, lines = tmp_path / "f", list[str]()
     make_place(folder, "", 1, ["127.0.0.1"])
     nodes = ending((0, JOINED), (1, f"{JOINED}\noh"), (1, NO))
-    monkeypatch.setattr("fedshift.deploy.supernode.running", nodes)
+    monkeypatch.setattr("fedshift_deploy.supernode.running", nodes)
     for name in ("PAUSE", "LONGEST", "FORGETS"):
-        monkeypatch.setattr(f"fedshift.deploy.joining.{name}", 0.0)
+        monkeypatch.setattr(f"fedshift_deploy.joining.{name}", 0.0)
     with tls_server(folder) as here, pytest.raises(InputError, match="does not let this client in"):
         join(folder / "clients" / "client-0", here, patience=0.0, say=into(lines))
     assert lines == [
@@ -306,7 +306,7 @@ def test_the_server_may_always_call_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever names others call it by; and a later run gets a folder of its own."""
-    from fedshift.cli.deploy import init, next_folder
+    from fedshift_deploy.command import init, next_folder
 
     init(
         ROOT / "examples" / "loopback" / "experiment.toml", tmp_path / "f", ["fed.example.org"], []

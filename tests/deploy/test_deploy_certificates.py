@@ -16,8 +16,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
-from fedshift.deploy.keys import check_certificate, check_server, write_authority
 from fedshift.errors import InputError
+from fedshift_deploy.keys import check_certificate, check_server, write_authority
 
 AKI, SKI = x509.AuthorityKeyIdentifier, x509.SubjectKeyIdentifier
 
@@ -84,9 +84,9 @@ def test_what_a_certificate_lacks_is_named(
     write_authority(tmp_path, ["localhost"])
     without(tmp_path, name, extension)
     assert strict_handshake(tmp_path) == answer
-    monkeypatch.setattr("fedshift.deploy.keys.STRICT", False)
+    monkeypatch.setattr("fedshift_deploy.keys.STRICT", False)
     check_server(tmp_path)
-    monkeypatch.setattr("fedshift.deploy.keys.STRICT", True)
+    monkeypatch.setattr("fedshift_deploy.keys.STRICT", True)
     with pytest.raises(InputError, match=rf"{name}.crt: has no .*`fedshift deploy renew`"):
         check_server(tmp_path)
 
@@ -94,7 +94,7 @@ def test_what_a_certificate_lacks_is_named(
 def test_certificates_of_older_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They lack all three extensions: one sentence says so, with the cure."""
     write_authority(tmp_path, ["localhost"])
-    monkeypatch.setattr("fedshift.deploy.keys.STRICT", True)
+    monkeypatch.setattr("fedshift_deploy.keys.STRICT", True)
     check_server(tmp_path)
     without(tmp_path, "ca", AKI, SKI, x509.KeyUsage)
     with pytest.raises(InputError) as error:

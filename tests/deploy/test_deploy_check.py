@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from fedshift.deploy.place import clients_of, make_place
-from fedshift.deploy.processes import free_port
 from fedshift.errors import InputError
+from fedshift_deploy.place import clients_of, make_place
+from fedshift_deploy.processes import free_port
 from support.another_user import needs_root
 from support.command_line import code_of
 from support.own_sites import FILE

@@ -17,12 +17,12 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 import uvicorn
 
-from fedshift.deploy.federation import Link, environment, failure_of, follow, superlink
-from fedshift.deploy.guard import put_up
-from fedshift.deploy.inside import SOCKET
-from fedshift.deploy.place import make_place
-from fedshift.deploy.processes import free_port, running
 from fedshift.errors import DataError, FedshiftError, InputError, TrainingError
+from fedshift_deploy.federation import Link, environment, failure_of, follow, superlink
+from fedshift_deploy.guard import put_up
+from fedshift_deploy.inside import SOCKET
+from fedshift_deploy.place import make_place
+from fedshift_deploy.processes import free_port, running
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -90,13 +90,13 @@ def test_a_federations_superlink_is_guarded(
         yield
 
     make_place(tmp_path / "f", "", 1, ["127.0.0.1"])
-    monkeypatch.setattr("fedshift.deploy.federation.running", never)
+    monkeypatch.setattr("fedshift_deploy.federation.running", never)
     with (
         pytest.raises(InputError, match="enough"),
         superlink(tmp_path / "f", host="127.0.0.1", port=free_port()),
     ):
         pass
-    guard = [sys.executable, "-P", "-m", "fedshift.deploy.guard", str(tmp_path / "f")]
+    guard = [sys.executable, "-P", "-m", "fedshift_deploy.guard", str(tmp_path / "f")]
     assert started[0][:5] == guard
     assert "--enable-supernode-auth" in started[0]
     assert "--insecure" not in started[0]
@@ -116,7 +116,7 @@ def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_flower_may_be_silent_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A status that is unavailable ends no run, unless it stays so."""
-    link, here = Link(tmp_path, {}, tmp_path / "log"), "fedshift.deploy.federation."
+    link, here = Link(tmp_path, {}, tmp_path / "log"), "fedshift_deploy.federation."
     for name in ("POLL", "STATUS"):
         monkeypatch.setattr(f"{here}{name}", 0.0)
     answers_in_turn = [InputError("busy")] * 3 + [{"runs": [{"status": "running"}]}]
@@ -143,7 +143,7 @@ def test_flower_is_asked_only_about_runs_that_write_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run with new events goes on, whatever Flower says of it; the control has none."""
-    link, here = Link(tmp_path, {}, tmp_path / "log"), "fedshift.deploy.federation."
+    link, here = Link(tmp_path, {}, tmp_path / "log"), "fedshift_deploy.federation."
     # Reading the events adds one, as many as are left to add.
     left, seen = [10], list[dict[str, Any]]()
     path = tmp_path / "events.jsonl"
@@ -184,7 +184,7 @@ def test_runs_that_fail_before_their_first_event(
 ) -> None:
     """The error is in Flower's record of the server's output."""
     flwr, link = tmp_path / "flwr", Link(tmp_path, os.environ, tmp_path / "log")
-    monkeypatch.setattr("fedshift.deploy.federation.inside", lambda name: [str(flwr)])
+    monkeypatch.setattr("fedshift_deploy.federation.inside", lambda name: [str(flwr)])
     flwr.touch(0o755)
     for log, kind, words in (
         ("fedshift.errors.DataError: t.csv: damaged\nbye", DataError, "t.csv: damaged"),
@@ -200,7 +200,7 @@ def test_a_superlink_under_a_wrong_name_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_place(tmp_path / "f", "", 1, ["127.0.0.1"])
-    here = "fedshift.deploy.federation."
+    here = "fedshift_deploy.federation."
     monkeypatch.setattr(f"{here}running", lambda *a: contextlib.nullcontext())
     monkeypatch.setattr(f"{here}wait_for", lambda *a: None)
     monkeypatch.setattr(f"{here}answers", lambda server, authority: f"{server} hangs up")

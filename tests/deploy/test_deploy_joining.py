@@ -13,12 +13,12 @@ from support.tls import tls_server
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 
-from fedshift.deploy.joining import join
-from fedshift.deploy.keys import check_server, write_authority, write_client_key
-from fedshift.deploy.place import clients_of, make_place
-from fedshift.deploy.processes import free_port
-from fedshift.deploy.reaching import answers, clocks
 from fedshift.errors import InputError
+from fedshift_deploy.joining import join
+from fedshift_deploy.keys import check_server, write_authority, write_client_key
+from fedshift_deploy.place import clients_of, make_place
+from fedshift_deploy.processes import free_port
+from fedshift_deploy.reaching import answers, clocks
 
 
 def authority(folder: Path, *hosts: str, days: int = 30) -> Path:
@@ -33,7 +33,7 @@ def test_a_server_that_is_not_the_federations(
     ours, other = authority(tmp_path / "ours"), authority(tmp_path / "other")
     elsewhere = authority(tmp_path / "elsewhere", "fed.example.org")
     late = authority(tmp_path / "late", days=0)
-    monkeypatch.setattr("fedshift.deploy.keys.EARLIER", datetime.timedelta(minutes=-5))
+    monkeypatch.setattr("fedshift_deploy.keys.EARLIER", datetime.timedelta(minutes=-5))
     early = authority(tmp_path / "early")
     with tls_server(ours) as here:
         assert answers(here, ours / "ca.crt") == ""

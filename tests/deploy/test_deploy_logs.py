@@ -13,11 +13,11 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.cli.app import app
 from fedshift.cli.choices import LogFormat
-from fedshift.cli.deploy import teller
 from fedshift.cli.ending import perform
-from fedshift.deploy.logs import line_of, log_line
+from fedshift.cli.log_lines import line_of, log_line
 from fedshift.experiments.folder.run_folder import EventLog
 from fedshift.record.folder import EVENTS
+from fedshift_deploy.command import teller
 
 
 def test_a_line_is_one_object_with_the_events_time() -> None:
@@ -108,7 +108,7 @@ def test_a_stop_is_no_failure(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt(*signal)
 
-    monkeypatch.setattr(f"fedshift.cli.deploy.{command}", interrupted)
+    monkeypatch.setattr(f"fedshift_deploy.command.{command}", interrupted)
     given = ["deploy", command, "x", *(["--server", "h:1"] if command == "client" else [])]
     assert perform(app, [*given, "--log-format", "json"]) == code
     line = json.loads(capsys.readouterr()[1])

@@ -20,12 +20,12 @@ pytest.importorskip("prometheus_client", reason="prometheus_client is not instal
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fedshift.deploy.federation import Link
-from fedshift.deploy.metrics import ServerMetrics
-from fedshift.deploy.monitoring import SILENT, Presence, answering, monitored, open_port
-from fedshift.deploy.place import make_place
-from fedshift.deploy.processes import free_port
 from fedshift.errors import FedshiftError, InputError
+from fedshift_deploy.federation import Link
+from fedshift_deploy.metrics import ServerMetrics
+from fedshift_deploy.monitoring import SILENT, Presence, answering, monitored, open_port
+from fedshift_deploy.place import make_place
+from fedshift_deploy.processes import free_port
 
 CLIENTS = ("client-0", "client-1", "client-2")
 ROUND: dict[str, Any] = {
@@ -138,7 +138,7 @@ def test_a_server_answers_from_its_start(tmp_path: Path, monkeypatch: pytest.Mon
     """Also before its SuperLink listens, and until the SuperLink ends."""
     make_place(tmp_path, "", 2, ["localhost"])
     both = frozenset({"client-0", "client-1"})
-    monkeypatch.setattr("fedshift.deploy.monitoring.connected", lambda link: both)
+    monkeypatch.setattr("fedshift_deploy.monitoring.connected", lambda link: both)
     port = free_port()
     url, link = f"http://127.0.0.1:{port}", Link(tmp_path, {}, tmp_path / "log")
     with monitored(str(port), tmp_path, lambda event: None) as monitor:
@@ -167,7 +167,7 @@ def test_ports_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 monitored(wrong, folder, lambda event: None),
             ):
                 pass
-    monkeypatch.setattr("fedshift.deploy.monitoring.find_spec", lambda name: None)
+    monkeypatch.setattr("fedshift_deploy.monitoring.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"prometheus_client, which is not .*'fedshift\[ops\]'"):
         open_port(str(free_port()))
 
@@ -175,7 +175,7 @@ def test_ports_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyP
 RUBBISH = """
 import socket, sys, uvicorn
 from prometheus_client import CollectorRegistry
-from fedshift.deploy.monitoring import answering
+from fedshift_deploy.monitoring import answering
 
 def config(*given, **settings):
     return made(*given, **settings | ({"log_level": None} if "control" in sys.argv else {}))

@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.cli.app import app
 from fedshift.cli.ending import perform
-from fedshift.deploy.keys import check_certificate, check_server, read_client_key, write_authority
-from fedshift.deploy.place import clients_of, make_place
-from fedshift.deploy.reaching import answers
 from fedshift.errors import InputError
+from fedshift_deploy.keys import check_certificate, check_server, read_client_key, write_authority
+from fedshift_deploy.place import clients_of, make_place
+from fedshift_deploy.reaching import answers
 from support.tls import tls_server
 
 

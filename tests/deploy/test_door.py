@@ -24,10 +24,11 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest
 
-from fedshift.deploy import door
-from fedshift.deploy.allowance import Allowance
-from fedshift.deploy.door import Callers, Door, server
-from fedshift.deploy.guard import (
+from fedshift.errors import InputError
+from fedshift_deploy import door
+from fedshift_deploy.allowance import Allowance
+from fedshift_deploy.door import Callers, Door, server
+from fedshift_deploy.guard import (
     ASKING,
     LARGE,
     PROVEN,
@@ -37,9 +38,8 @@ from fedshift.deploy.guard import (
     Guard,
     in_time,
 )
-from fedshift.deploy.keys import read_client_key, write_authority, write_client_key
-from fedshift.deploy.processes import free_port
-from fedshift.errors import InputError
+from fedshift_deploy.keys import read_client_key, write_authority, write_client_key
+from fedshift_deploy.processes import free_port
 from support.benchmark_files import load_benchmark
 from support.loopback import loopback, processes
 from support.signing import signed
@@ -178,7 +178,7 @@ def test_bodies_of_unknown_length_are_refused(keys: Path) -> None:
 
 def test_a_body_that_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sender counts as gone; a sender with a complete body is waited for."""
-    monkeypatch.setattr("fedshift.deploy.guard.STALLED", 0.05)
+    monkeypatch.setattr("fedshift_deploy.guard.STALLED", 0.05)
     parts = [{"type": "http.request", "body": b"a", "more_body": more} for more in (True, False)]
 
     def stalls_after(n: int) -> Any:
@@ -359,7 +359,7 @@ def floods(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def superlink_of(port: int) -> int:
     """The process that listens on this port."""
-    (pid,) = (p for p, a in processes("fedshift.deploy.guard").items() if f"--port {port}" in a)
+    (pid,) = (p for p, a in processes("fedshift_deploy.guard").items() if f"--port {port}" in a)
     return pid
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("deploy", "flower", "experiments", "engine", "record")
+ROOMS = ("flower", "experiments", "engine", "record", "../fedshift_deploy")
 # Said by the system, which the code only passes on, and put together from a certificate's parts.
 SYSTEMS = "Connection refused|Address already in use|Subject Key Identifier and no Key Usage"
 # What stands for something else in a message: names, numbers, addresses, and what is left out.

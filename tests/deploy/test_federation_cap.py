@@ -18,8 +18,8 @@ from fedshift.experiments.config.load import load_config, validate
 from fedshift.experiments.config.schema import Config, Method, Training
 from fedshift.experiments.config.shift import Split
 from fedshift.experiments.experiment import federation_of, method_of
-from fedshift.experiments.machines.on_flower import configured_site, on_grid, strategy_of
 from fedshift.experiments.measures.caps import beyond, cap_named, cap_text, with_cap
+from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
 from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import LocalGrid, client_app
 from fedshift.server.cap import capped
@@ -213,7 +213,7 @@ def test_an_interrupted_server_says_how_to_go_on(
             (out / "checkpoints").mkdir(parents=True)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedshift.deploy.federation.serve", interrupted)
+    monkeypatch.setattr("fedshift_deploy.federation.serve", interrupted)
     assert call("server", str(folder)) == 130
     again = f"; go on with `fedshift deploy server {folder} --resume {folder / 'run'}`" * played
     assert capsys.readouterr().err == f"interrupted{again}\n"

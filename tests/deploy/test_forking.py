@@ -16,16 +16,16 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResultStatus
 
-from fedshift.deploy.forking import CAN_FORK
-from fedshift.deploy.inside import Launcher
 from fedshift.flower.chosen import APP
 from fedshift.flower.notices import NOTICES
+from fedshift_deploy.forking import CAN_FORK
+from fedshift_deploy.inside import Launcher
 from support.loopback import gone
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="copied on Linux, without FEDSHIFT_PLAIN")
 WAITS = r"""
 import os, signal, sys
-from fedshift.deploy.forking import fork_for_each
+from fedshift_deploy.forking import fork_for_each
 line = fork_for_each(sys.stdin).strip()
 row = line, os.getpid(), os.getppid(), repr(sys.stdin.read())
 # In one piece, since others write as well.
@@ -66,7 +66,7 @@ def test_each_line_has_a_process_of_its_own(tmp_path: Path) -> None:
 def answers(folder: Path, setup: str, task: str, **env: str) -> list[str]:
     """What two copies print, after a set-up in the process that waits."""
     code = (
-        "import sys\nfrom fedshift.deploy.forking import fork_for_each, import_what_tasks_need\n"
+        "import sys\nfrom fedshift_deploy.forking import fork_for_each, import_what_tasks_need\n"
         f"{setup}\nimport_what_tasks_need(lambda: None)\nfork_for_each(sys.stdin)\n{task}\n"
     )
     with subprocess.Popen(
@@ -139,7 +139,7 @@ def test_tasks_of_a_client_share_the_process_that_waits(
     servers = {launch(TaskType.SERVER_APP, "127.0.0.1:9", token) for token in ("c", "d")}
     assert len(servers | {first}) == 3
     os.kill(first, signal.SIGKILL)
-    assert gone(f"{stands_in} -P -m fedshift.deploy.inside flwr-clientapp")
+    assert gone(f"{stands_in} -P -m fedshift_deploy.inside flwr-clientapp")
     second = launch(TaskType.CLIENT_APP, "127.0.0.1:9", "e")
     assert second != first
     assert launch(TaskType.CLIENT_APP, "127.0.0.1:9", "f") == second
@@ -150,7 +150,7 @@ def test_tasks_of_a_client_share_the_process_that_waits(
 
 @pytest.mark.slow
 def test_it_goes_by_the_switch() -> None:
-    code = "from fedshift.deploy.forking import CAN_FORK; print(CAN_FORK)"
+    code = "from fedshift_deploy.forking import CAN_FORK; print(CAN_FORK)"
     for value, answer in (("1", "False"), ("0", "True")):
         env = {**os.environ, "FEDSHIFT_PLAIN": value}
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
@@ -163,11 +163,11 @@ def test_what_is_imported_may_be_copied(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("print('imported')\nclient_app = None\n")
     code = (
         "import sys, threading\n"
-        "from fedshift.deploy.forking import import_what_tasks_need\n"
+        "from fedshift_deploy.forking import import_what_tasks_need\n"
         "from fedshift.flower.chosen import APP, chosen, imported\n"
-        "from fedshift.deploy.inside import CLIENTAPP, command_of\n"
+        "from fedshift_deploy.inside import CLIENTAPP, command_of\n"
         "import_what_tasks_need(lambda: command_of(CLIENTAPP))\n"
-        "names = 'fedshift.experiments.machines.deployed', 'flwr.supernode.runtime.run_clientapp'\n"
+        "names = 'fedshift_deploy.machines.deployed', 'flwr.supernode.runtime.run_clientapp'\n"
         "print({*names} <= {*sys.modules}, sys.modules['torch'].cuda.is_initialized())\n"
         "print(threading.active_count())\n"
         "imported(chosen(APP))\n"

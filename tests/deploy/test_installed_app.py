@@ -17,15 +17,15 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResultStatus
 
-from fedshift.deploy.forking import CAN_FORK
-from fedshift.deploy.inside import Launcher
-from fedshift.deploy.joining import node_command
-from fedshift.deploy.place import make_place
 from fedshift.errors import InputError
-from fedshift.experiments.machines import deployed
-from fedshift.experiments.machines.deployed import site_of
 from fedshift.flower.chosen import APP, CHOICES, SITE, chosen, imported
 from fedshift.flower.notices import NOTICES
+from fedshift_deploy.forking import CAN_FORK
+from fedshift_deploy.inside import Launcher
+from fedshift_deploy.joining import node_command
+from fedshift_deploy.machines import deployed
+from fedshift_deploy.machines.deployed import site_of
+from fedshift_deploy.place import make_place
 from support.loopback import loopback
 from support.small_runs import text_of
 
@@ -39,7 +39,7 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import get_fab_config, get_metadata_from_config
 import hashlib
 if sys.argv[2] == "ours":
-    from fedshift.deploy.app import run_the_installed_app
+    from fedshift_deploy.app import run_the_installed_app
     run_the_installed_app()
 process = import_module("flwr.supernode.runtime.run_clientapp")
 sent = build_fab_from_disk(Path(sys.argv[1]))

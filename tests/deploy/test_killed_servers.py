@@ -55,7 +55,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     ("word", "message"),
     [
         ("flwr-serverapp", "ServerApp was ended|the run finished"),
-        ("fedshift.deploy.guard", "SuperLink was ended by signal 9, perhaps for lack of memory"),
+        ("fedshift_deploy.guard", "SuperLink was ended by signal 9, perhaps for lack of memory"),
     ],
 )
 def test_kill_9_of_the_server_process(

@@ -29,8 +29,8 @@ pytest.importorskip("prometheus_client", reason="prometheus_client is not instal
 from prometheus_client import generate_latest
 
 from fedshift.cli.app import app
-from fedshift.deploy.metrics import ServerMetrics
-from fedshift.deploy.processes import free_port
+from fedshift_deploy.metrics import ServerMetrics
+from fedshift_deploy.processes import free_port
 from support.containers import INSIDE, USER, Volume, can_contain, contained, expanded, volumes_of
 from support.loopback import FEDSHIFT, environ
 

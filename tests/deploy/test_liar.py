@@ -16,13 +16,13 @@ from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import federation_of, method_of, record
 from fedshift.experiments.folder.run_folder import EventLog
 from fedshift.experiments.listeners import ignore_event
-from fedshift.experiments.machines.deployed import opening
-from fedshift.experiments.machines.deployed_engine import Deployed, News
-from fedshift.experiments.machines.on_flower import configured_site
-from fedshift.experiments.machines.opening import opening_event
 from fedshift.experiments.measures.caps import cap_named
+from fedshift.experiments.on_flower import configured_site
 from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import LocalGrid, client_app
+from fedshift_deploy.machines.deployed import opening
+from fedshift_deploy.machines.deployed_engine import Deployed, News
+from fedshift_deploy.machines.opening import opening_event
 from support.liars import Lying
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "loopback" / "experiment.toml"

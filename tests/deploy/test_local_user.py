@@ -31,12 +31,12 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from fedshift.deploy.federation import environment
-from fedshift.deploy.inside import SOCKET, call_over
-from fedshift.deploy.keys import read_client_key, write_client_key
-from fedshift.deploy.place import make_place
-from fedshift.deploy.processes import free_port, running, wait_for
 from fedshift.experiments.config.load import dumps
+from fedshift_deploy.federation import environment
+from fedshift_deploy.inside import SOCKET, call_over
+from fedshift_deploy.keys import read_client_key, write_client_key
+from fedshift_deploy.place import make_place
+from fedshift_deploy.processes import free_port, running, wait_for
 from support.another_user import (
     SERVER,
     another_machine,
@@ -166,7 +166,7 @@ def test_no_port_and_no_token_is_left_to_another_user(fed: Loopback) -> None:
 
     def look(event: dict[str, Any]) -> None:
         seen.update(elsewhere(command_lines))
-        ours = processes(str(fed.folder)).keys() | processes("fedshift.deploy.inside").keys()
+        ours = processes(str(fed.folder)).keys() | processes("fedshift_deploy.inside").keys()
         ports.update(ports_of(ours))
 
     fed.heard = look

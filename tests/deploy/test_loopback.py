@@ -22,15 +22,15 @@ import torch
 from safetensors.torch import load_file
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from fedshift.deploy.keys import write_client_key
 from fedshift.engine.run import play_round, run, start
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import dumps, load_config, validate
 from fedshift.experiments.experiment import record
 from fedshift.experiments.listeners import ignore_event
-from fedshift.experiments.machines.on_flower import built_from
+from fedshift.experiments.on_flower import built_from
 from fedshift.experiments.task.preparing import prepare
 from fedshift.tree import flatten
+from fedshift_deploy.keys import write_client_key
 from support.loopback import Loopback, gone, loopback, processes
 
 pytestmark = pytest.mark.slow

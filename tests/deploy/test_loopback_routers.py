@@ -13,10 +13,10 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from fedshift.deploy.processes import free_port
 from fedshift.experiments.folder.routers import Fit, load_router
 from fedshift.experiments.folder.run_models import load_models
-from fedshift.experiments.sites.own_model import load_own_model
+from fedshift_deploy.processes import free_port
+from fedshift_deploy.sites.own_model import load_own_model
 from support.federation_grid import here, served
 from support.loopback import FEDSHIFT, environ, gone, processes
 

@@ -17,15 +17,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import dumps, validate
-from fedshift.experiments.machines import deployed
-from fedshift.experiments.machines.on_flower import configured_site
-from fedshift.experiments.sites import gathering
-from fedshift.experiments.sites.asking import Sites
+from fedshift.experiments.on_flower import configured_site
 from fedshift.flower import LocalGrid, client_app, routing
 from fedshift.flower.chosen import CHOICES, SITE
 from fedshift.flower.client import partition
 from fedshift.recipes import Setting, fedavg
 from fedshift.router.parts import folds_of
+from fedshift_deploy.machines import deployed
+from fedshift_deploy.sites import gathering
+from fedshift_deploy.sites.asking import Sites
 from support.federation_grid import Watched
 from support.federations import SIZES, make_federation
 from support.flower_runs import sites, strategy_of

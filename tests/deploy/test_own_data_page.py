@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.cli.choices import LogFormat
-from fedshift.cli.deploy import init, teller
-from fedshift.deploy.federation import Link
-from fedshift.experiments.machines import awaited
 from fedshift.flower.waiting import waiting_event
+from fedshift_deploy.command import init, teller
+from fedshift_deploy.federation import Link
+from fedshift_deploy.machines import awaited
 from support.command_line import code_of
 from support.own_sites import deploy
 from support.shown import alike
@@ -64,7 +64,7 @@ def printed(
         for line in (out / "events.jsonl").read_text().splitlines():
             listen(json.loads(line))
 
-    monkeypatch.setattr("fedshift.deploy.federation.serve", serve)
+    monkeypatch.setattr("fedshift_deploy.federation.serve", serve)
     capsys.readouterr()
     assert code_of(monkeypatch, "deploy", "server", str(folder)) == 0
     return capsys.readouterr().err.splitlines()

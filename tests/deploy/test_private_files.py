@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from fedshift.deploy.federation import environment, superlink
-from fedshift.deploy.inside import SOCKET, listening, private_socket
-from fedshift.deploy.joining import check_place, node_command
-from fedshift.deploy.place import check_place_unshared, make_place, renew_certificate, renew_client
-from fedshift.deploy.processes import free_port, running
 from fedshift.errors import InputError
 from fedshift.files import check_unshared, private
+from fedshift_deploy.federation import environment, superlink
+from fedshift_deploy.inside import SOCKET, listening, private_socket
+from fedshift_deploy.joining import check_place, node_command
+from fedshift_deploy.place import check_place_unshared, make_place, renew_certificate, renew_client
+from fedshift_deploy.processes import free_port, running
 from support.another_user import NOBODY, elsewhere, needs_root
 
 

@@ -16,11 +16,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed (extra ops)")
-from fedshift.cli.deploy import init
-from fedshift.deploy.metrics import ServerMetrics, client_metrics
-from fedshift.deploy.place import clients_of
-from fedshift.deploy.processes import free_port
 from fedshift.errors import InputError
+from fedshift_deploy.command import init
+from fedshift_deploy.metrics import ServerMetrics, client_metrics
+from fedshift_deploy.place import clients_of
+from fedshift_deploy.processes import free_port
 from support.loopback import FEDSHIFT, environ, gone
 from support.own_sites import FILE
 

@@ -16,7 +16,6 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedshift.deploy.log_records import show_controls
 from fedshift.engine.backends import Reply
 from fedshift.engine.checks.gate import Asked, Gate
 from fedshift.engine.checks.replies import block_of
@@ -26,6 +25,7 @@ from fedshift.flower import LocalGrid
 from fedshift.flower.arriving import arrived
 from fedshift.flower.nodes import Expected, meet
 from fedshift.flower.records import failed
+from fedshift_deploy.log_records import show_controls
 
 ODD = "oh\x1b[2J\x1b]0;mine\x07\r\nerror: none\u202e\x9b31m\u200b"
 SEEN = r"oh\x1b[2J\x1b]0;mine\x07 error: none\u202e\x9b31m\u200b"

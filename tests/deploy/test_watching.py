@@ -17,14 +17,14 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 
-from fedshift.deploy.federation import Link, follow, superlink
-from fedshift.deploy.inside import listening, private_socket
-from fedshift.deploy.joining import join
-from fedshift.deploy.place import make_place
-from fedshift.deploy.processes import descendants, free_port, running, still_running
-from fedshift.deploy.watching import SERVERAPP, SUPEREXEC, SUPERLINK, Watch
 from fedshift.errors import InputError, TrainingError
 from fedshift.record.in_use import IN_USE
+from fedshift_deploy.federation import Link, follow, superlink
+from fedshift_deploy.inside import listening, private_socket
+from fedshift_deploy.joining import join
+from fedshift_deploy.place import make_place
+from fedshift_deploy.processes import descendants, free_port, running, still_running
+from fedshift_deploy.watching import SERVERAPP, SUPEREXEC, SUPERLINK, Watch
 from support.loopback import loopback
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes as on Linux")
@@ -42,7 +42,7 @@ training = { rounds = 1, steps = 2 }
 
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    monkeypatch.setattr("fedshift.deploy.watching.PAUSE", 0.0)
+    monkeypatch.setattr("fedshift_deploy.watching.PAUSE", 0.0)
     seen: dict[int, str] = {}
     with running(["bash", "-c", SCRIPT], os.environ, tmp_path / "log", seen) as process:
         made, end = Watch(process, seen), time.monotonic() + 20
@@ -81,7 +81,7 @@ def test_a_process_that_ended_is_named(watch: Watch) -> None:
 @pytest.mark.slow
 def test_what_a_superlink_started_ends_with_it() -> None:
     """Within 5 s, even while the killed process is a zombie."""
-    code = "import sys, time; from fedshift.deploy.inside import end_without; "
+    code = "import sys, time; from fedshift_deploy.inside import end_without; "
     code += "end_without(sys.argv[1]); print('begun', flush=True); time.sleep(60)"
     with private_socket() as env:
         (path,) = env.values()
@@ -104,7 +104,7 @@ def with_executor(folder: Path, *, needed: bool) -> Iterator[tuple[subprocess.Po
     place.write_text("#!/bin/sh\necho $$\nexec sleep 60\n")
     place.chmod(0o700)
     code = (
-        "import sys, time; from fedshift.deploy.inside import executor\n"
+        "import sys, time; from fedshift_deploy.inside import executor\n"
         f"sys.executable = {str(place)!r}\n"
         f"with executor('a', needed={needed}): time.sleep(60)\n"
     )
@@ -188,7 +188,7 @@ def test_a_run_without_its_server_ends(
     status: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where Flower knows why the run ended, that is the reason."""
-    here = "fedshift.deploy.federation."
+    here = "fedshift_deploy.federation."
     monkeypatch.setattr(f"{here}run_flower", lambda *a: {"runs": [{"status": status}]})
     monkeypatch.setattr(f"{here}inside", lambda name: ["true"])
     link = Link(tmp_path, os.environ, tmp_path / "log", lambda: {SERVERAPP: None})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fedshift.papers.protocols.participation import DRAWN
+from fedshift_papers.protocols.participation import DRAWN
 
 ROOT = Path(__file__).parents[2]
 PAGE, MADE = ROOT / "docs/methods/feddisk.md", ROOT / "results/made"

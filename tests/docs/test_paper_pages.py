@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.papers.protocols.study import Column, Study, narrowed
-from fedshift.papers.reproduce.catalogue import folders_with, target, targets
-from fedshift.papers.reproduce.plan import forecast
-from fedshift.papers.reproduce.reproduce import Request, make_plan
 from fedshift.sweeps.store import Store
+from fedshift_papers.protocols.study import Column, Study, narrowed
+from fedshift_papers.reproduce.catalogue import folders_with, target, targets
+from fedshift_papers.reproduce.plan import forecast
+from fedshift_papers.reproduce.reproduce import Request, make_plan
 from support.paper_claims import HEAD, ROOT, VERDICTS, Claim, claims, numbers_in, tables, wrong
 
 # Pages, and the papers' names in `fedshift reproduce` and in protocols/*.csv.

@@ -233,9 +233,9 @@ def test_reading_runs_nothing(tmp_path: Path) -> None:
         (tmp_path / name).write_text(MARK + (tmp_path / name).read_text())
     config, _ = load_with_source(path)
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-    from fedshift.experiments.machines.deployable import configured as by_message
-    from fedshift.experiments.machines.deployed import site_of
     from fedshift.flower.chosen import CHOICES, SITE
+    from fedshift_deploy.machines.deployable import configured as by_message
+    from fedshift_deploy.machines.deployed import site_of
 
     with pytest.raises(InputError, match="a deployed federation runs no file"):
         by_message(dumps(config))
@@ -250,7 +250,7 @@ def test_reading_runs_nothing(tmp_path: Path) -> None:
 
 def test_deploy_refuses_each_name(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-    from fedshift.experiments.machines.deployable import configured as by_message
+    from fedshift_deploy.machines.deployable import configured as by_message
 
     for section, key in (("model", "name"), ("method", "name"), ("data", "source")):
         text = f'[{section}]\n{key} = "{tmp_path}/net.py:Net"\n'

@@ -27,9 +27,9 @@ SOURCES = {
 
 
 def outwards(sources: Mapping[str, str]) -> set[tuple[str, str]]:
-    """(file, its imports from rooms further out); files beside rooms come before sites."""
+    """(file, its imports from rooms further out); files beside rooms come last."""
     floor = {room: i for i, room in enumerate(ROOMS)}
-    beside = floor["sites"] - 0.5
+    beside = floor["folder"] + 0.5
     return {
         (name, other)
         for name, source in sources.items()
@@ -43,11 +43,10 @@ def test_the_page_has_every_room() -> None:
 
 
 def test_rooms_import_inwards() -> None:
-    """Controls: a task that reads a run's folder, and a file beside rooms that imports sites."""
+    """Control: a task that reads a run's folder."""
     assert outwards(SOURCES) == set()
     odd = {
         "task/natural.py": "from fedshift.experiments.folder.model_file import read_parts",
-        "selection.py": "def late():\n    from fedshift.experiments.sites.asking import Sites",
-        "sites/rows.py": "from fedshift.experiments.config.load import load_config",
+        "selection.py": "from fedshift.experiments.folder.model_file import read_parts",
     }
-    assert outwards(odd) == {("task/natural.py", "folder"), ("selection.py", "sites")}
+    assert outwards(odd) == {("task/natural.py", "folder")}

@@ -17,8 +17,8 @@ from fedshift.engine.round import before_rounds
 from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder.progress import Progress, progress_of
-from fedshift.experiments.machines.on_flower import configured_site, on_grid, strategy_of
 from fedshift.experiments.measures.round_weights import Reach, WeightSums, weight_sums_of
+from fedshift.experiments.on_flower import configured_site, on_grid, strategy_of
 from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import LocalGrid, client_app
 from fedshift.record.folder import read_run

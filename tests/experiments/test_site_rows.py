@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.cli.app import main
-from fedshift.deploy.processes import free_port
 from fedshift.errors import InputError
 from fedshift.experiments.config.data import Data
 from fedshift.experiments.config.load import dumps, load_config
-from fedshift.experiments.sites.check import check_site
-from fedshift.experiments.sites.rows import SiteError, SiteTable, rows_of_site
 from fedshift.experiments.task.preparing import prepare
 from fedshift.tasks.names import Coded
+from fedshift_deploy.processes import free_port
+from fedshift_deploy.sites.check import check_site
+from fedshift_deploy.sites.rows import SiteError, SiteTable, rows_of_site
 from support.command_line import code_of
 from support.own_sites import FILE
 

@@ -27,12 +27,12 @@ from fedshift.experiments.folder.run_folder import kept_in
 from fedshift.experiments.folder.summary import package_version
 from fedshift.experiments.resume import begun_by, reopened
 from fedshift.experiments.task.preparing import prepare
-from fedshift.papers.reproduce.plan import wanted
-from fedshift.papers.reproduce.reproduce import make_plan, reproduce
 from fedshift.sweeps.execute import Report, execute
 from fedshift.sweeps.store import Store
 from fedshift.sweeps.worker import Means
 from fedshift.testing.fuzz import different
+from fedshift_papers.reproduce.plan import wanted
+from fedshift_papers.reproduce.reproduce import make_plan, reproduce
 from support.small_runs import config_of
 from support.tables import MINI, cell, results
 

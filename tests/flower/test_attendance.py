@@ -16,11 +16,11 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import Error, Message
 
 from fedshift.cli.console import PlainProgress
-from fedshift.experiments.machines import awaited, deployed
-from fedshift.experiments.machines.on_flower import configured_site
+from fedshift.experiments.on_flower import configured_site
 from fedshift.flower import LocalGrid, client_app, waiting
 from fedshift.record.folder import read_run
 from fedshift.report.page import page
+from fedshift_deploy.machines import awaited, deployed
 from support.own_sites import deploy as deploy_sites
 from support.own_sites import joined, places, resolved
 from support.small_runs import text_of

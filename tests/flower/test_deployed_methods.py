@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift import recipes
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import dumps, validate
-from fedshift.experiments.machines.deployable import check_start, configured
+from fedshift_deploy.machines.deployable import check_start, configured
 from support.federation_grid import Watched, here, served
 from support.own_sites import FILE, resolved
 

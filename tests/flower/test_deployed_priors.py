@@ -16,8 +16,8 @@ from fedshift.errors import InputError
 from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.folder.model_file import read_parts
 from fedshift.experiments.folder.run_models import load_models
-from fedshift.experiments.machines import awaited, deployed
-from fedshift.experiments.machines.deployable import check_start, configured
+from fedshift_deploy.machines import awaited, deployed
+from fedshift_deploy.machines.deployable import check_start, configured
 from support.federation_grid import Watched, here
 from support.own_sites import FILE, deploy, joined, places, resolved, together
 

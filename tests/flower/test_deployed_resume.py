@@ -21,21 +21,21 @@ from support.small_runs import files_of, text_of
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import Message
 
-from fedshift.cli.deploy import unfinished
 from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
 from fedshift.experiments.listeners import ignore_event
-from fedshift.experiments.machines import deployed
-from fedshift.experiments.machines.on_flower import configured_site
+from fedshift.experiments.on_flower import configured_site
 from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import AlgorithmStrategy, LocalGrid, Site, client_app, play
 from fedshift.flower.client import partition
 from fedshift.flower.kept import Kept, folder_of
 from fedshift.seeds import Seeds
 from fedshift.testing.fuzz import different
+from fedshift_deploy.command import unfinished
+from fedshift_deploy.machines import deployed
 
 ROUNDS = 5
 

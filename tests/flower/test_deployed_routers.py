@@ -20,10 +20,10 @@ from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.folder.model_file import read_parts
 from fedshift.experiments.folder.routers import Fit, load_router, with_fit
 from fedshift.experiments.folder.run_models import load_models
-from fedshift.experiments.machines import awaited
-from fedshift.experiments.sites.own_model import load_own_model
 from fedshift.experiments.task.preparing import prepare
 from fedshift.router.route import Router
+from fedshift_deploy.machines import awaited
+from fedshift_deploy.sites.own_model import load_own_model
 from support.federation_grid import Dies, Watched, here, served
 
 # Of the last round's own models; the others of served.csv need all models in one place.

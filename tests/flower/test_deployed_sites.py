@@ -17,10 +17,10 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift import pals_weights
 from fedshift.data import label_counts
 from fedshift.experiments.config.load import validate
-from fedshift.experiments.machines import deployed
-from fedshift.experiments.machines.on_flower import configured_site
+from fedshift.experiments.on_flower import configured_site
 from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import LocalGrid, Site, client_app
+from fedshift_deploy.machines import deployed
 from support.small_runs import text_of
 
 

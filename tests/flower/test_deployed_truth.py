@@ -28,8 +28,7 @@ from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder.model_file import read_parts
 from fedshift.experiments.listeners import ignore_event
-from fedshift.experiments.machines import deployed
-from fedshift.experiments.machines.on_flower import configured_site
+from fedshift.experiments.on_flower import configured_site
 from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import LocalGrid, Site, client_app, play
 from fedshift.flower.chosen import CHOICES, SITE
@@ -37,6 +36,7 @@ from fedshift.flower.rounds import overhear
 from fedshift.recipes import Setting
 from fedshift.record.folder import SERVING, read_run
 from fedshift.report.page import page
+from fedshift_deploy.machines import deployed
 from support.every_method import MAKE
 from support.federations import SIZES, make_federation
 from support.flower_runs import sites, strategy_of

@@ -24,11 +24,11 @@ from support.federations import SIZES, make_federation
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedshift.experiments.machines import deployed
 from fedshift.flower import AlgorithmStrategy, LocalGrid, client_app, play
 from fedshift.flower.arriving import arrived
 from fedshift.flower.records import failure_of, to_record
 from fedshift.flower.rounds import answered
+from fedshift_deploy.machines import deployed
 from support.flower_runs import sites, strategy_of
 
 

@@ -20,7 +20,7 @@ from support.federations import SIZES, hears_ctrl_c
 pytest.importorskip("ray", reason="Ray is not installed (extra flower)")
 from fedshift.errors import FedshiftError, InputError
 from fedshift.experiments.config.schema import Config
-from fedshift.experiments.machines.on_flower import FlowerSimulation
+from fedshift.experiments.on_flower import FlowerSimulation
 from fedshift.flower.quiet import quiet
 
 pytestmark = pytest.mark.slow

@@ -18,9 +18,9 @@ from flwr.common.constant import ErrorCode
 
 import fedshift as fs
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.sites.answering import EXPERIMENT
 from fedshift.flower.notices import NOTICES
 from fedshift.record.drops import news_text
+from fedshift_deploy.sites.answering import EXPERIMENT
 from support.own_sites import FILE, SITES, deploy, joined, places, resolved, together
 
 SAME = ("model.safetensors", "encoding.json", "clients.csv")

@@ -16,12 +16,12 @@ from fedshift.errors import DataError, InputError
 from fedshift.experiments.config.load import dumps, load_config, validate
 from fedshift.experiments.config.networks import network
 from fedshift.experiments.config.schema import Network
-from fedshift.experiments.machines.deployable import configured
 from fedshift.experiments.task.extras import check_extras, extra_packages
 from fedshift.models import pretrained
 from fedshift.models.resnet import ResNet
 from fedshift.models.weight_file import from_file, torchvision_names
 from fedshift.seeds import generator
+from fedshift_deploy.machines.deployable import configured
 
 # Of torchvision's own networks, classifier included.
 TENSORS = {18: 122, 50: 320}

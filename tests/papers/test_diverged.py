@@ -17,15 +17,15 @@ import pytest
 from fedshift.engine.run import Round, run
 from fedshift.errors import DataError, DivergedError, TrainingError
 from fedshift.experiments import engines
-from fedshift.papers.reproduce.reproduce import Reproduced, Request, reproduce
-from fedshift.papers.reproduce.results import mean_curve
-from fedshift.papers.reproduce.tuning import read_tuned
 from fedshift.record.folder import read_run
 from fedshift.record.rounds import Metrics
 from fedshift.sweeps import worker
 from fedshift.sweeps.diverged import diverged, parsed
 from fedshift.sweeps.records import recorded_in
 from fedshift.sweeps.store import CONFIG, DIVERGED, LOCK, METRICS, Store
+from fedshift_papers.reproduce.reproduce import Reproduced, Request, reproduce
+from fedshift_papers.reproduce.results import mean_curve
+from fedshift_papers.reproduce.tuning import read_tuned
 from support.tables import MINI, cell, results
 
 HIGH = ("model.name=linear", "training.lr=3e38")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.papers.reproduce.catalogue import studies, study
-from fedshift.papers.reproduce.reproduce import Request, make_plan, reproduce
+from fedshift_papers.reproduce.catalogue import studies, study
+from fedshift_papers.reproduce.reproduce import Request, make_plan, reproduce
 from support.made_up_images import write_images
 
 FEDDRM = sorted(n for n in studies() if n.startswith("feddrm/"))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fedshift.papers.protocols import routing
-from fedshift.papers.reproduce.catalogue import study
-from fedshift.papers.reproduce.plan import Plan, config_of
+from fedshift_papers.protocols import routing
+from fedshift_papers.reproduce.catalogue import study
+from fedshift_papers.reproduce.plan import Plan, config_of
 
 EIGHT = {"clients": 8, "target": "clients", "transform": "bits"}
 

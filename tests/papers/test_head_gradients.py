@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.papers.pictures.head_gradients import Embedded, embed, gradient, spread, train
+from fedshift_papers.pictures.head_gradients import Embedded, embed, gradient, spread, train
 
 RNG = np.random.default_rng(0)
 

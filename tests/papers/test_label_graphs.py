@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedshift.papers.protocols.label_graphs import algebraic_connectivity
 from fedshift.shifts.label_sets import cyclic_sets
+from fedshift_papers.protocols.label_graphs import algebraic_connectivity
 
 
 @pytest.mark.parametrize("reach", [1, 2, 3, 4])

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from fedshift.datasets.natural.loading import find_table, natural_table
-from fedshift.papers.protocols.study import Study, missing_data
-from fedshift.papers.reproduce.catalogue import study
-from fedshift.papers.reproduce.plan import Plan, config_of
-from fedshift.papers.reproduce.reproduce import Request, reproduce
-from fedshift.papers.reproduce.results import Cell, Value
-from fedshift.papers.reproduce.verdict import verdicts
 from fedshift.sweeps.statistics import paired
 from fedshift.sweeps.store import run_of
+from fedshift_papers.protocols.study import Study, missing_data
+from fedshift_papers.reproduce.catalogue import study
+from fedshift_papers.reproduce.plan import Plan, config_of
+from fedshift_papers.reproduce.reproduce import Request, reproduce
+from fedshift_papers.reproduce.results import Cell, Value
+from fedshift_papers.reproduce.verdict import verdicts
 
 PRIVATE = "private FedAvg, global model"
 AHEAD = "private SCAFFOLD, global model"

@@ -18,13 +18,13 @@ from fedshift.datasets import load
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.task.preparing import prepare
-from fedshift.papers.pictures.clients import partition_panel
-from fedshift.papers.pictures.figures import figures, ratio_table
-from fedshift.papers.pictures.sheets import mosaic, png, sheet
-from fedshift.papers.reproduce.catalogue import study
-from fedshift.papers.reproduce.figure_pages import draw
-from fedshift.papers.reproduce.reproduce import Request
 from fedshift.shifts.covariate import bit_pool
+from fedshift_papers.pictures.clients import partition_panel
+from fedshift_papers.pictures.figures import figures, ratio_table
+from fedshift_papers.pictures.sheets import mosaic, png, sheet
+from fedshift_papers.reproduce.catalogue import study
+from fedshift_papers.reproduce.figure_pages import draw
+from fedshift_papers.reproduce.reproduce import Request
 from support.command_line import code_of
 from support.made_up_images import write_images
 

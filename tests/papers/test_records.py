@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from fedshift.errors import DataError
-from fedshift.papers.reproduce.reproduce import Reproduced, Request, reproduce
 from fedshift.sweeps.records import RECORDS, read_records
+from fedshift_papers.reproduce.reproduce import Reproduced, Request, reproduce
 
 MINI = Request(
     "fedpals/table1", Path("unset"), ("fashion-mnist-mini",), ("C=3",), ("fedavg", "fedrs"), (0, 1),

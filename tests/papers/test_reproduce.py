@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 
 from fedshift.errors import DataError, InputError
-from fedshift.papers.protocols.study import narrowed
-from fedshift.papers.reproduce.catalogue import study
-from fedshift.papers.reproduce.plan import Plan, wanted
-from fedshift.papers.reproduce.reproduce import (
-    Reproduced,
-    reproduce,
-)
-from fedshift.papers.reproduce.tuning import read_tuned
 from fedshift.record.folder import read_run
 from fedshift.sweeps.execute import execute
 from fedshift.sweeps.records import read_records
 from fedshift.sweeps.store import Store
+from fedshift_papers.protocols.study import narrowed
+from fedshift_papers.reproduce.catalogue import study
+from fedshift_papers.reproduce.plan import Plan, wanted
+from fedshift_papers.reproduce.reproduce import (
+    Reproduced,
+    reproduce,
+)
+from fedshift_papers.reproduce.tuning import read_tuned
 from support.tables import MINI, cell, results
 
 

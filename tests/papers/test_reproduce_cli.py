@@ -15,8 +15,8 @@ import pytest
 from fedshift.errors import TrainingError
 from fedshift.experiments import experiment
 from fedshift.fitting.many_bars import LiveRuns
-from fedshift.papers.reproduce.catalogue import targets
 from fedshift.sweeps import execute
+from fedshift_papers.reproduce.catalogue import targets
 from support.command_line import calling
 
 FAST = ["--dataset", "fashion-mnist-mini", "--split", "C=3", "--rounds", "1",

@@ -16,10 +16,10 @@ import pytest
 
 from fedshift.cli.app import main
 from fedshift.errors import DataError, InputError
-from fedshift.papers.command import list_tables
-from fedshift.papers.reproduce.catalogue import study
-from fedshift.papers.reproduce.reproduce import Request, reproduce
 from fedshift.sweeps.spans import parse_seeds
+from fedshift_papers.command import list_tables
+from fedshift_papers.reproduce.catalogue import study
+from fedshift_papers.reproduce.reproduce import Request, reproduce
 
 MINI = Request(
     "fedpals/table1", Path("reproduced"), ("fashion-mnist-mini",), ("C=3",), ("fedrs",), (0, 1), 1,
@@ -249,7 +249,7 @@ def test_records_of_another_invocation_stay(tmp_path: Path) -> None:
 def test_two_that_write_tuned_values_at_once(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; "
-        "from fedshift.papers.reproduce.tuning import add_tuned; "
+        "from fedshift_papers.reproduce.tuning import add_tuned; "
         "[add_tuned(Path('tuned.json'), {(str(i), sys.argv[1]): {'column': str(i), "
         "'row': sys.argv[1], 'options': {}, 'seed': 0, 'rounds': 1}}) for i in range(40)]"
     )

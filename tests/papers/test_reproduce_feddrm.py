@@ -16,21 +16,21 @@ import typer
 
 from fedshift.errors import DataError
 from fedshift.experiments.measures.served import serving_metrics
-from fedshift.papers.command import exit_by_result, show
-from fedshift.papers.datasets import heart
-from fedshift.papers.protocols import feddrm
-from fedshift.papers.reproduce.catalogue import studies, study, targets
-from fedshift.papers.reproduce.plan import Plan, config_of, last_rounds
-from fedshift.papers.reproduce.reproduce import Reproduced, Request, reproduce
-from fedshift.papers.reproduce.results import Cell
-from fedshift.papers.reproduce.routing_charts import COVERAGES, mean_defined, mean_risk
-from fedshift.papers.reproduce.verdict import verdicts
 from fedshift.record.folder import read_run
 from fedshift.record.summary import RouterDetails
 from fedshift.report.intervals import Moments
 from fedshift.report.page import page
 from fedshift.sweeps.records import RECORDS, read_records, write_records
 from fedshift.sweeps.store import run_of
+from fedshift_papers.command import exit_by_result, show
+from fedshift_papers.datasets import heart
+from fedshift_papers.protocols import feddrm
+from fedshift_papers.reproduce.catalogue import studies, study, targets
+from fedshift_papers.reproduce.plan import Plan, config_of, last_rounds
+from fedshift_papers.reproduce.reproduce import Reproduced, Request, reproduce
+from fedshift_papers.reproduce.results import Cell
+from fedshift_papers.reproduce.routing_charts import COVERAGES, mean_defined, mean_risk
+from fedshift_papers.reproduce.verdict import verdicts
 
 PAPERS = Path(feddrm.__file__).parent
 NAMES = sorted(name for name in studies() if name.startswith("feddrm/"))

@@ -9,8 +9,8 @@ import pytest
 
 from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.folder.summary import summary
-from fedshift.papers.reproduce.catalogue import study
-from fedshift.papers.reproduce.plan import Plan, config_of
+from fedshift_papers.reproduce.catalogue import study
+from fedshift_papers.reproduce.plan import Plan, config_of
 from support.made_up_images import write_images
 
 SMALL = ("model.name=lenet-gn-small",)

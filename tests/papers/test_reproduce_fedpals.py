@@ -16,15 +16,15 @@ import torch
 
 from fedshift.models.resnet import ResNet
 from fedshift.models.weight_file import torchvision_names
-from fedshift.papers.datasets import pacs
-from fedshift.papers.protocols.study import Study, narrowed
-from fedshift.papers.reproduce.catalogue import study
-from fedshift.papers.reproduce.charts import charts
-from fedshift.papers.reproduce.plan import Plan, config_of, runs_of
-from fedshift.papers.reproduce.reproduce import Reproduced, Request, reproduce
 from fedshift.report.charts import LineChart
 from fedshift.sweeps.records import RECORDS, recorded_in
 from fedshift.sweeps.store import Store
+from fedshift_papers.datasets import pacs
+from fedshift_papers.protocols.study import Study, narrowed
+from fedshift_papers.reproduce.catalogue import study
+from fedshift_papers.reproduce.charts import charts
+from fedshift_papers.reproduce.plan import Plan, config_of, runs_of
+from fedshift_papers.reproduce.reproduce import Reproduced, Request, reproduce
 from support import image_fixtures
 from support.image_fixtures import count_as_whole, write_tree, write_wildcam
 

@@ -13,14 +13,14 @@ import pytest
 from scipy import stats
 
 from fedshift.errors import InputError
-from fedshift.papers.reproduce.catalogue import studies, study
-from fedshift.papers.reproduce.derived import DERIVED
-from fedshift.papers.reproduce.plan import Plan, config_of
-from fedshift.papers.reproduce.reproduce import Reproduced, Request, make_plan, reproduce
 from fedshift.report.intervals import moments
 from fedshift.shifts import LabelSetSplit
 from fedshift.sweeps.statistics import bootstrapped, paired
 from fedshift.sweeps.store import Store, run_of
+from fedshift_papers.reproduce.catalogue import studies, study
+from fedshift_papers.reproduce.derived import DERIVED
+from fedshift_papers.reproduce.plan import Plan, config_of
+from fedshift_papers.reproduce.reproduce import Reproduced, Request, make_plan, reproduce
 
 NAMES = sorted(name for name in studies() if name.startswith("labelsets/"))
 SMALL = ("model.name=linear", "server.unlabeled=40", "server.validation=20")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from fedshift.errors import InputError
-from fedshift.papers.protocols import made
-from fedshift.papers.reproduce.catalogue import studies, study
-from fedshift.papers.reproduce.plan import Plan, config_of
-from fedshift.papers.reproduce.reproduce import Reproduced, Request, make_plan, reproduce
+from fedshift_papers.protocols import made
+from fedshift_papers.reproduce.catalogue import studies, study
+from fedshift_papers.reproduce.plan import Plan, config_of
+from fedshift_papers.reproduce.reproduce import Reproduced, Request, make_plan, reproduce
 from support.writer_fixtures import write_digits
 
 # Those of the report.

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.papers.pictures.figures import figures
-from fedshift.papers.protocols import participation
-from fedshift.papers.reproduce.catalogue import study
-from fedshift.papers.reproduce.figure_pages import draw
-from fedshift.papers.reproduce.plan import Plan, config_of
-from fedshift.papers.reproduce.reproduce import Request, reproduce
+from fedshift_papers.pictures.figures import figures
+from fedshift_papers.protocols import participation
+from fedshift_papers.reproduce.catalogue import study
+from fedshift_papers.reproduce.figure_pages import draw
+from fedshift_papers.reproduce.plan import Plan, config_of
+from fedshift_papers.reproduce.reproduce import Request, reproduce
 
 NAME = "made/participation"
 WORST = participation.WORST.name

@@ -12,13 +12,13 @@ import pytest
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.config.schema import Config
-from fedshift.papers.protocols.study import narrowed
-from fedshift.papers.reproduce.catalogue import study
-from fedshift.papers.reproduce.output import notes_of
-from fedshift.papers.reproduce.plan import Plan, config_of
-from fedshift.papers.reproduce.reproduce import Request, make_plan, reproduce
-from fedshift.papers.reproduce.results import collect
 from fedshift.sweeps.store import Store
+from fedshift_papers.protocols.study import narrowed
+from fedshift_papers.reproduce.catalogue import study
+from fedshift_papers.reproduce.output import notes_of
+from fedshift_papers.reproduce.plan import Plan, config_of
+from fedshift_papers.reproduce.reproduce import Request, make_plan, reproduce
+from fedshift_papers.reproduce.results import collect
 from support.image_fixtures import count_as_whole, png, write_tree, write_wildcam
 
 # Of the authors' code: learning rate, batch, weight decay and options, where not as all others.

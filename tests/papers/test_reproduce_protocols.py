@@ -18,19 +18,19 @@ from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import method_of
 from fedshift.experiments.task.preparing import prepare
-from fedshift.papers.protocols import fedpals
-from fedshift.papers.protocols.study import Metric, Study, narrowed
-from fedshift.papers.reproduce.catalogue import shipped_tuning, studies, study
-from fedshift.papers.reproduce.plan import Plan, config_of
-from fedshift.papers.reproduce.reproduce import Request, reproduce
-from fedshift.papers.reproduce.results import pick
-from fedshift.papers.reproduce.tuning import read_tuned, says_nothing
 from fedshift.report.intervals import moments
 from fedshift.seeds import numpy_generator
 from fedshift.server.pals import pals_weights
 from fedshift.sweeps.spans import parse_seeds
 from fedshift.sweeps.statistics import paired
 from fedshift.sweeps.store import Finished, run_of
+from fedshift_papers.protocols import fedpals
+from fedshift_papers.protocols.study import Metric, Study, narrowed
+from fedshift_papers.reproduce.catalogue import shipped_tuning, studies, study
+from fedshift_papers.reproduce.plan import Plan, config_of
+from fedshift_papers.reproduce.reproduce import Request, reproduce
+from fedshift_papers.reproduce.results import pick
+from fedshift_papers.reproduce.tuning import read_tuned, says_nothing
 
 PAPERS = Path(fedpals.__file__).parent
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.papers.pictures.figures import figures
-from fedshift.papers.protocols.study import Column, missing_data
-from fedshift.papers.reproduce.figure_pages import draw
-from fedshift.papers.reproduce.reproduce import Request
 from fedshift.sweeps.records import RECORDS
+from fedshift_papers.pictures.figures import figures
+from fedshift_papers.protocols.study import Column, missing_data
+from fedshift_papers.reproduce.figure_pages import draw
+from fedshift_papers.reproduce.reproduce import Request
 from support.command_line import code_of
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.papers.protocols.study import Study, printed_rows
-from fedshift.papers.reproduce.catalogue import absent, measured_columns, state_of, targets
+from fedshift_papers.protocols.study import Study, printed_rows
+from fedshift_papers.reproduce.catalogue import absent, measured_columns, state_of, targets
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from fedshift.papers.reproduce.reproduce import Request, reproduce
 from fedshift.record.folder import CHECKPOINTS
+from fedshift_papers.reproduce.reproduce import Request, reproduce
 from support.federations import hears_ctrl_c
 from support.small_runs import results
 

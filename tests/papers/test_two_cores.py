@@ -15,14 +15,14 @@ from fedshift.experiments.experiment import Experiment, method_of, run_experimen
 from fedshift.experiments.folder.summary import summary
 from fedshift.experiments.measures.served import measure, models, routable
 from fedshift.experiments.task.preparing import prepare
-from fedshift.papers.protocols import feddrm_two_cores as two
-from fedshift.papers.reproduce.catalogue import study
-from fedshift.papers.reproduce.plan import Plan, config_of, forecast, seconds_left, tuning_runs
-from fedshift.papers.reproduce.reproduce import Request, make_plan, reproduce
-from fedshift.papers.reproduce.results import Cell
-from fedshift.papers.reproduce.verdict import margins
 from fedshift.report.intervals import Moments
 from fedshift.sweeps.store import Store, run_of
+from fedshift_papers.protocols import feddrm_two_cores as two
+from fedshift_papers.reproduce.catalogue import study
+from fedshift_papers.reproduce.plan import Plan, config_of, forecast, seconds_left, tuning_runs
+from fedshift_papers.reproduce.reproduce import Request, make_plan, reproduce
+from fedshift_papers.reproduce.results import Cell
+from fedshift_papers.reproduce.verdict import margins
 from support.made_up_images import write_images
 
 TINY = ("training.steps=5", "training.batch=4")

@@ -14,11 +14,11 @@ from scipy.spatial import ConvexHull
 from fedshift import pals_weights
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.task.preparing import prepare
-from fedshift.papers.pictures.federations import cameras, federation_of, three_labels
-from fedshift.papers.pictures.simplex import hull, place
-from fedshift.papers.pictures.weights import in_simplex, weighed, weights_chart
-from fedshift.papers.protocols.study import missing_data
-from fedshift.papers.reproduce.catalogue import study
+from fedshift_papers.pictures.federations import cameras, federation_of, three_labels
+from fedshift_papers.pictures.simplex import hull, place
+from fedshift_papers.pictures.weights import in_simplex, weighed, weights_chart
+from fedshift_papers.protocols.study import missing_data
+from fedshift_papers.reproduce.catalogue import study
 from support.command_line import calling
 from support.image_fixtures import count_as_whole, write_wildcam
 

@@ -19,8 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from safetensors.torch import save_file
 
-from fedshift.experiments.machines import deployed
-from fedshift.experiments.machines.on_flower import built_from, configured_site
+from fedshift.experiments.on_flower import built_from, configured_site
 from fedshift.flower import AlgorithmStrategy, Site, play
 from fedshift.flower.chosen import imported
 from fedshift.flower.client import app_of, partition
@@ -28,6 +27,7 @@ from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.testing.flower_faults import spoilt
 from fedshift.tree import flatten
+from fedshift_deploy.machines import deployed
 from support.liars import lied
 
 ODD = 1
@@ -142,7 +142,7 @@ def use_these(folder: Path) -> None:
     """Make a federation's app use this module, on the server and on all clients."""
     app = folder / "app" / "pyproject.toml"
     text = app.read_text(encoding="utf-8").replace(
-        "fedshift.experiments.machines.deployed:", f"{__name__}:"
+        "fedshift_deploy.machines.deployed:", f"{__name__}:"
     )
     text = text.replace('out = ""', 'out = ""\nplan = ""')
     settings = tomllib.loads(text)["tool"]["flwr"]["app"]

@@ -15,11 +15,11 @@ from flwr.app import Context, Message
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
 from fedshift.experiments.listeners import ignore_event
-from fedshift.experiments.machines import deployed
 from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import LocalGrid
 from fedshift.flower.client import app_of, partition
 from fedshift.flower.quiet import KEEP
+from fedshift_deploy.machines import deployed
 
 CLIENTS = 3
 
@@ -38,7 +38,7 @@ class Watched(LocalGrid):
     def __init__(self, text: str, out: Path, keep: Path, dies: int = 0, **given: Any) -> None:
         self.config = {
             "experiment": text, "out": str(out), "patience": 0.3, "timeout": 60.0, "refit": True,
-            "site": "fedshift.experiments.machines.on_flower:configured_site", **given,
+            "site": "fedshift.experiments.on_flower:configured_site", **given,
         }  # fmt: skip
 
         def answer(message: Message, context: Context) -> Message:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedshift.papers.datasets import iwildcam, pacs
+from fedshift_papers.datasets import iwildcam, pacs
 
 PER_CLASS = 4
 IMAGES = len(pacs.DOMAINS) * len(pacs.CLASSES) * PER_CLASS

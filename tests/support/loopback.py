@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedshift.deploy.federation import Link, submit, superlink
-from fedshift.deploy.place import make_place
-from fedshift.deploy.processes import free_port
 from fedshift.files import private
+from fedshift_deploy.federation import Link, submit, superlink
+from fedshift_deploy.place import make_place
+from fedshift_deploy.processes import free_port
 from support.deployed_apps import use_these
 
 FEDSHIFT = str(Path(sys.executable).with_name("fedshift"))

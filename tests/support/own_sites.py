@@ -14,11 +14,11 @@ import pytest
 from fedshift.experiments.config.load import dumps, load_config
 from fedshift.experiments.experiment import record
 from fedshift.experiments.listeners import ignore_event
-from fedshift.experiments.machines import deployed
-from fedshift.experiments.sites.answering import EXPERIMENT
 from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import LocalGrid
 from fedshift.flower.chosen import CHOICES, SITE
+from fedshift_deploy.machines import deployed
+from fedshift_deploy.sites.answering import EXPERIMENT
 
 SITES = ("coast", "east", "south")
 FILE = """\

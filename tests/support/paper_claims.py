@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fedshift.papers.protocols.study import printed_rows
+from fedshift_papers.protocols.study import printed_rows
 
 ROOT = Path(__file__).parents[2]
 HEAD = "| claim | printed | seen here | by | verdict |"
@@ -150,7 +150,7 @@ def _places(cells: Sequence[tuple[str, str]]) -> set[str]:
 
 def is_printed(place: str, phrase: str, paper: str) -> bool:
     """Whether a printed table of the paper has this phrase, with the place's words as cells."""
-    folder = ROOT / "fedshift/papers/protocols"
+    folder = ROOT / "fedshift_papers/protocols"
     for path in sorted(folder.glob(f"{paper}_*.csv")):
         for row in printed_rows(path.stem):
             words = {w for item in row.items() for c in item if c for w in re.split(r"[ _]", c)}

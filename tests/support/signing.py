@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from fedshift.deploy.keys import read_client_key
+from fedshift_deploy.keys import read_client_key
 
 
 def signed(folder: Path, claim: Path | None = None) -> list[tuple[bytes, bytes]]:

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedshift.papers.datasets import heart
+from fedshift_papers.datasets import heart
 from support.image_fixtures import png
 
 # Images without and with glaucoma of each site in the small RETINA.

@@ -7,7 +7,9 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "fedshift"
-FILES = sorted(PACKAGE.rglob("*.py"))
+BESIDE = ("fedshift_papers", "fedshift_deploy")
+CORE = sorted(PACKAGE.rglob("*.py"))
+FILES = CORE + sorted(path for name in BESIDE for path in (PACKAGE.parent / name).rglob("*.py"))
 
 
 @cache
@@ -17,5 +19,6 @@ def nodes_of(source: str) -> tuple[ast.AST, ...]:
 
 
 def place_of(path: Path) -> str:
-    """Its path in the package, as engine/run.py."""
-    return path.relative_to(PACKAGE).as_posix()
+    """Its path in the core, as engine/run.py, or in a package beside it: fedshift_papers/cli.py."""
+    inside = path.is_relative_to(PACKAGE)
+    return path.relative_to(PACKAGE if inside else PACKAGE.parent).as_posix()

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedshift.papers.reproduce.reproduce import (
+from fedshift_papers.reproduce.reproduce import (
     Reproduced,
     Request,
 )
-from fedshift.papers.reproduce.results import Cell
+from fedshift_papers.reproduce.results import Cell
 
 MINI = Request(
     "fedpals/table1",
