@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedshift.arguments import called
 from fedshift.errors import InputError
-from fedshift.real import label_numbers, numbers
+from fedshift.real import check_labels, label_numbers, numbers
 from fedshift.sketch import sketched
 
 # Positive counts outside these limits are refused: sums or quotients could overflow.
@@ -66,6 +66,7 @@ def estimate_target_accuracy(
     Raises InputError for shapes that do not match, counts that are negative or correct > total,
     recalls in place of counts, and a target that is not a distribution.
     """
+    check_labels(correct=correct, total=total, target=target)
     count = _counts(total, "total")
     right = _rights(correct, count)
     if right.ndim == count.ndim == 2 and len(right) != len(count):
@@ -143,6 +144,7 @@ def estimate_target_loss(
     Raises InputError for shapes that do not match, squares and counts below 0, and a target that is
     not a distribution. Sums that are not finite, as of a model that has diverged, give such a loss.
     """
+    check_labels(sums=sums, squares=squares, total=total, target=target)
     s, q, n, t = (
         _numbers(v, "sums, squares, total and target", label_numbers)
         for v in (sums, squares, total, target)

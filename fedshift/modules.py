@@ -22,6 +22,13 @@ def check_network(net: object) -> None:
     if not isinstance(net, nn.Module):
         cure = f"; give an object of it, {net.__name__}(...)" if isinstance(net, type) else ""
         raise InputError(f"Model(net) must be given an nn.Module, got {called(net)}{cure}")
+    for name, trained in net.named_parameters():
+        # Training puts other tensors in the parameters' place, whose gradients no hook would see.
+        if trained._backward_hooks or getattr(trained, "_post_accumulate_grad_hooks", None):
+            raise InputError(
+                f'the network\'s "{name}" has a hook on its gradient, which would not act in '
+                "training: remove it, and fix parameters by requires_grad=False"
+            )
     for name, v in (*net.named_parameters(), *net.named_buffers()):
         if isinstance(v, (nn.UninitializedParameter, nn.UninitializedBuffer)):
             raise InputError(

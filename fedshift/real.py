@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedshift.errors import shown
+from fedshift.errors import InputError, shown
 
 # Kinds of arrays, by numpy's letter, that numpy would silently convert to numbers.
 _NOT_REAL = {
@@ -98,6 +98,29 @@ def disordered(given: object) -> str:
         f"it is a Series with its labels in the order {labels}; give it .sort_index(), or "
         ".to_numpy() if that is the order of the classes"
     )
+
+
+def check_labels(**given: object) -> None:
+    """Raise InputError if DataFrames (by column) and Series (by index) name labels differently.
+
+    Numbers are taken by place. Those without names, and the default ones 0, 1, ..., fit any others.
+    """
+    first: tuple[str, list[Any]] | None = None
+    for name, value in given.items():
+        index: Any = getattr(value, "columns", getattr(value, "index", None))
+        if not hasattr(value, "to_numpy") or index is None:
+            continue
+        labels = list(index)
+        if first is None:
+            first = name, labels
+        elif labels != first[1]:
+            unnamed = any(one == list(range(len(one))) for one in (labels, first[1]))
+            if set(labels) == set(first[1]) or not unnamed:
+                raise InputError(
+                    f"{name} has the labels {described(labels)} and {first[0]} has "
+                    f"{described(first[1])}; give both the same labels in the same order, as by "
+                    ".reindex(), or .to_numpy() of both"
+                )
 
 
 def _from_objects(array: NDArray[Any]) -> NDArray[np.float64]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import fedshift as fs
 from fedshift import estimate_target_accuracy
 from fedshift.data import Examples
-from fedshift.errors import InputError
+from fedshift.errors import DivergedError, InputError
 from fedshift.estimate import estimate_target_loss
 from fedshift.evaluation.scores import LARGEST, Score, score
 from fedshift.model import Model
@@ -149,6 +151,30 @@ def test_bad_counts_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         estimate_target_accuracy(correct, total, target)  # type: ignore[arg-type]
+
+
+def test_labels_with_names_are_the_same_in_the_same_order() -> None:
+    counts = pd.DataFrame({"b": [90.0, 10.0], "a": [10.0, 90.0]})
+    for labels in (["a", "b"], ["b", "c"]):
+        named = pd.Series([0.9, 0.1], labels)
+        for call in (
+            lambda t: fs.pals_weights(counts, t, lam=0),
+            lambda t: fs.ess_curve(counts, t, (0.5,)),
+            lambda t: estimate_target_accuracy(counts, counts, t),
+            lambda t: fs.prior_shift(t, pd.Series([0.5, 0.5], ["a", "c"])),
+        ):
+            with pytest.raises(InputError, match="has the labels"):
+                call(named)
+    for unnamed in ([0.5, 0.5], pd.Series([0.5, 0.5])):  # by place
+        assert fs.pals_weights(counts, unnamed, lam=0).certified
+
+
+def test_a_model_that_gives_nan_has_no_score(mlp: Model) -> None:
+    examples = Examples(torch.zeros(3, 8), torch.zeros(3).long())
+    assert score(mlp, *mlp.init(), examples, CLASSES).n == 3
+    examples.x[0] = torch.nan
+    with pytest.raises(DivergedError, match="NaN for 1 of 3"):
+        score(mlp, *mlp.init(), examples, CLASSES)
 
 
 def test_nothing_measured_is_no_estimate() -> None:

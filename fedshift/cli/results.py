@@ -22,7 +22,8 @@ from fedshift.report.ways import WAYS, over_rounds
 Done = Sequence[tuple[Path, Experiment]]
 WHY_CORRECTED = (
     "A model that was trained on other label shares answers as if the target had them, too. "
-    "Correcting its answers is free and helps every method: judge weights by what they add to it.",
+    "Correcting its answers takes no training and often helps, but can hurt a model that was "
+    'trained too little: see the column "corrected". Judge weights by what they add to it.',
 )
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fedshift.arguments import check_kind
 from fedshift.data import Examples
-from fedshift.errors import InputError
+from fedshift.errors import DivergedError, InputError
 from fedshift.model import Model
 from fedshift.repeating import repeatable
 from fedshift.server.prior import Correction
@@ -176,6 +176,13 @@ def _score(
     loss, confused = 0.0, confusion_of(examples.y[:0], examples.y[:0], classes) if counted else None
     for out, _, y in answered(model, params, buffers, examples, batch):
         logits = out if correction is None else torch.from_numpy(correction.of(out.cpu()))
+        # NaN counts as the largest number in argmax: it would be an answer.
+        if lost := int(logits.isnan().any(1).sum()):
+            raise DivergedError(
+                f"the model gives NaN for {lost} of {len(y)} examples that it is scored on: "
+                "training diverged, or the network cannot take these inputs. Lower the learning "
+                "rate, or look at their values"
+            )
         given = logits.argmax(1)
         correct += torch.bincount(y[given == y], minlength=classes)
         predicted += torch.bincount(given, minlength=classes)

@@ -14,6 +14,7 @@ from fedshift import recipes
 from fedshift.errors import FedshiftError, InputError, nearest, shown
 from fedshift.experiments.config.schema import Network, Selection, Training
 from fedshift.fitting.methods import Method, foreign_option, plain_number
+from fedshift.real import described
 
 SECTIONS = {
     "training": set(Training.model_fields),
@@ -35,14 +36,20 @@ ELSEWHERE = {
     "clients": "Task.from_...(client=...)",
     "label": "Task.from_...(label=...)",
     "seeds": "fs.compare(..., seeds=5); fit has one seed=0",
-    "learning_rate": "lr=0.1",
-    "batch_size": "batch=32",
-    "weight_decay": "decay=1e-4",
-    "early_stopping": "patience=10",
+    "early_stopping": "patience=n, the number of evaluations without a better one",
+    "fraction_fit": "cohort=n, the number of clients drawn per round",
+    "num_clients": "cohort=n for the number drawn per round; how many there are, the task says",
     "device": 'backend="cuda" for a GPU; without backend, the processor trains',
     "gpu": 'backend="cuda"',
     "unlabeled": "[server] unlabeled = n in an experiment file, which `fedshift run` trains",
     "server": "[server] unlabeled = n in an experiment file, which `fedshift run` trains",
+}
+# Other libraries' names for keys that take the same value.
+RENAMED = {
+    "learning_rate": "lr",
+    "batch_size": "batch",
+    "weight_decay": "decay",
+    "clients_per_round": "cohort",
 }
 
 
@@ -63,7 +70,7 @@ def sorted_keys(
     for key, value in keys.items():
         homes = [s for s, names in {"method": options, **SECTIONS}.items() if key in names]
         if not homes:
-            raise InputError(_unknown(key, chosen))
+            raise InputError(_unknown(key, value, chosen))
         if len(homes) > 1:
             raise InputError(_ambiguous(key, chosen))
         tables[homes[0]][key] = plain_number(value)
@@ -79,7 +86,9 @@ def _ambiguous(key: str, chosen: Method) -> str:
     )
 
 
-def _unknown(key: str, chosen: Method) -> str:
+def _unknown(key: str, value: object, chosen: Method) -> str:
+    if key in RENAMED:
+        return f'fit has no "{key}": write {RENAMED[key]}={described(value)}'
     if key in ELSEWHERE:
         return f'fit has no "{key}": write {ELSEWHERE[key]}'
     if key in chosen.recipe.options:

@@ -15,6 +15,7 @@ from fedshift.arguments import called
 from fedshift.errors import InputError
 from fedshift.experiments.config.custom_network import Shape, Unpacking, packed
 from fedshift.model import Model, build
+from fedshift.modules import check_network
 from fedshift.tasks.layout import Layout
 from fedshift.tasks.task import Task
 
@@ -35,6 +36,7 @@ def first_model(
     if isinstance(net, Model):
         net, freeze_norm, augment = net.net, freeze_norm or net.freeze_norm, net.augment
     if isinstance(net, nn.Module):
+        check_network(net)  # before the copy, which has no hooks
         return Model(packed(copy.deepcopy(net), layout), freeze_norm, augment)
     if not callable(net):
         raise InputError(

@@ -14,6 +14,8 @@ from fedshift.errors import InputError
 LEVEL = 0.95
 # Fewer seeds get no interval: with two, it would be twelve standard errors to each side.
 LEAST = 3
+# Values that differ by less, relative to the larger of 1 and their mean, count as equal.
+EQUAL = 1e-12
 Bounds = tuple[float, float]
 UNBOUNDED = (-math.inf, math.inf)
 
@@ -89,6 +91,8 @@ def moments(values: Sequence[float], level: float = LEVEL, within: Bounds = UNBO
     if n == 1:
         return Moments(1, mean, None, None, None)
     sd = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
+    # Equal differences, such as 114/120 - 115/120 and 115/120 - 116/120, differ by rounding.
+    sd = 0.0 if sd <= EQUAL * max(1.0, abs(mean)) else sd
     if n < LEAST or (sd == 0.0 and within != UNBOUNDED):
         return Moments(n, mean, sd, None, None)
     half = _quantile(level, n) * sd / math.sqrt(n)

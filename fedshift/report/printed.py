@@ -160,7 +160,7 @@ def _columns(chart: BarChart, axes: Axes) -> dict[str, Any]:
     width, handles = 0.8 / len(chart.bars), {}
     for k, (bars, look) in enumerate(zip(chart.bars, of, strict=True)):
         at = [g + (k - (len(chart.bars) - 1) / 2) * width for g in range(len(chart.groups))]
-        handles[bars.name] = axes.bar(at, _numbers(bars.values), width * 0.94, **_fill(look))
+        handles[bars.name] = axes.bar(at, _heights(bars.values), width * 0.94, **_fill(look))
         _whiskers(axes, at, bars, upright=True)
         for x, value in zip(at, bars.values, strict=True):
             if value is None:
@@ -177,8 +177,10 @@ def _columns(chart: BarChart, axes: Axes) -> dict[str, Any]:
 
 def _side_bars(chart: SideBars, axes: Axes) -> None:
     of = [look_of(name) for name in chart.of or chart.names]
-    for i, (value, look) in enumerate(zip(_numbers(chart.values), of, strict=True)):
+    for i, (value, look) in enumerate(zip(_heights(chart.values), of, strict=True)):
         axes.barh(i, value, 0.8, **_fill(look))
+        if chart.values[i] is None:
+            axes.annotate("–", (0, i), ha="left", va="center", fontsize=6)
     bars = Bars("", chart.values, chart.low, chart.high)
     _whiskers(axes, range(len(chart.names)), bars, upright=False)
     if chart.mark is not None:
@@ -192,8 +194,7 @@ def _side_bars(chart: SideBars, axes: Axes) -> None:
 def _fill(look: Look) -> dict[str, Any]:
     """A bar as on a page: pale with a dashed edge if another method has its colour, too."""
     colour = LIGHT[look.colour]
-    # Drawn above the axis, so that the edge of a bar of height 0 can be seen: a missing bar has
-    # none.
+    # Drawn above the axis.
     style = {"facecolor": colour, "edgecolor": colour, "linewidth": 1.2, "zorder": 3}
     if not look.style:
         return style
@@ -262,6 +263,11 @@ def _axis(axis: Any, of: Axis) -> None:
         getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
     axis.axes.set_axisbelow(True)
     axis.axes.grid(axis=axis.axis_name, color=GRID, linewidth=0.6)
+
+
+def _heights(values: Values) -> list[float]:
+    """Heights of bars; one of 0 is not drawn, since its edge would look like a small value."""
+    return [v or math.nan for v in _numbers(values)]
 
 
 def _numbers(values: Values) -> list[float]:

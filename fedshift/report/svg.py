@@ -144,8 +144,8 @@ def _side_bars(chart: SideBars, width: float) -> str:
         body.append(text(left - 6, y + 13, names[i], "end", 11))
         words = "–" if value is None else number_text(value, chart.x.percent)
         zero, end = (frame.at(v, 0.0)[0] for v in (0.0, value or 0.0))
-        # A value of 0 is drawn two pixels wide, to tell it from a missing one.
-        long = 0.0 if value is None else max(2.0, abs(end - zero))
+        # A small value is drawn two pixels wide, to be seen; one of exactly 0 is not drawn.
+        long = max(2.0, abs(end - zero)) if value else 0.0
         body.append(bar(min(zero, end), y + 2, long, 15, of[i], f"{name}: {words}"))
         body.append(text(width - 8, y + 13, words, "end", 10))
         if (ends := _ends(chart.low, chart.high, i)) is not None:
@@ -218,8 +218,8 @@ def _bars(frame: _Frame, chart: BarChart, bars: Bars, look: Look, index: int) ->
         if value is None:
             parts.append(text(x + width / 2, frame.base - 3, "–", "middle", 9.5))
             continue
-        # A value of 0 is drawn two pixels high, to tell it from a missing one.
-        height = max(2.0, frame.base - frame.at(0.0, value)[1])
+        # A small value is drawn two pixels high, to be seen; one of exactly 0 is not drawn.
+        height = max(2.0, frame.base - frame.at(0.0, value)[1]) if value else 0.0
         note = f"{chart.groups[g]}, {bars.name}: {number_text(value, chart.y.percent)}"
         # 0.94 leaves a thin gap, so that equal bars do not merge.
         parts.append(bar(x, frame.base - height, width * 0.94, height, look, note))

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
 from fedshift.errors import InputError
-from fedshift.real import label_numbers
+from fedshift.real import check_labels, label_numbers
 from fedshift.sketch import sketched
 
 Floats = NDArray[np.float64]
@@ -73,6 +73,7 @@ def prior_shift(target: ArrayLike, trained_on: ArrayLike, floor: float = FLOOR) 
     With T = p the bias is 0. Source: Saerens, Latinne and Decaestecker 2002; Menon et al. 2021
     (logit adjustment). Raises InputError unless both are shares of the same number of labels.
     """
+    check_labels(target=target, trained_on=trained_on)
     T, p = _shares(target, "target"), _shares(trained_on, "trained_on")
     if len(T) != len(p):
         raise InputError(f"target has {len(T)} labels, and trained_on has {len(p)}")

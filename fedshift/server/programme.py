@@ -15,7 +15,7 @@ import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 
 from fedshift.errors import InputError
-from fedshift.real import number
+from fedshift.real import check_labels, number
 from fedshift.server.mixture import ESS_TOLERANCE, Mixture, at_lam, mixture
 from fedshift.server.pals_input import (
     LARGEST_COST,
@@ -85,6 +85,7 @@ def prepare(
     rows: ArrayLike | None = None,
 ) -> tuple[Programme, float | None]:
     """(programme, lam), both in the programme's scale. Raises InputError for invalid arguments."""
+    check_labels(label_counts=label_counts if rows is None else rows, target=target)
     counts = checked_counts(label_counts) if rows is None else checked_sizes(label_counts)
     sizes = counts.sum(axis=1)
     active = np.flatnonzero(sizes > 0.0)

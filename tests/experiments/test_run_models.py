@@ -212,7 +212,9 @@ def test_what_is_shared_is_written_once(setting: Setting) -> None:
     prefixes = {k.partition(".")[0] for k, tree in ditto.items() if tree and k.startswith("client")}
     assert prefixes == {"clients", *(f"client{i}" for i in last.states)}
     # All but the branch, which Ditto trains nowhere: it is the server's, bit for bit.
-    assert ditto["first"].keys() == {k for k in ditto["params"] if not k.startswith("router.")}
+    moved = {k for k in ditto["params"] if not k.startswith("router.")}
+    # Before a norm, a bias has a gradient of 0 but for rounding, and may not move.
+    assert moved - {"body.0.0.bias"} <= ditto["first"].keys() <= moved
     heads = {k: v for k, v in parts_of("fedper", setting)[0].items() if k.endswith(".private")}
     assert all(tree.keys() <= {"head.weight", "head.bias"} for tree in heads.values())
     assert size_in_bytes(heads) < len(last.states) * size / 2

@@ -61,6 +61,25 @@ def test_class_weights_by_name_are_in_the_order_of_the_classes(task: fs.Task) ->
         assert weights.tolist() == [3.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "cure"),
+    [
+        ("learning_rate", 0.05, "write lr=0.05"),
+        ("batch_size", 7, "write batch=7"),
+        ("weight_decay", 0.1, "write decay=0.1"),
+        ("clients_per_round", 2, "write cohort=2"),
+        ("fraction_fit", 0.5, "write cohort=n"),
+        ("num_clients", 3, "write cohort=n"),
+    ],
+)
+def test_names_of_other_libraries_keep_their_value(
+    task: fs.Task, key: str, value: Any, cure: str
+) -> None:
+    with pytest.raises(fs.InputError) as refused:
+        fs.fit(task, Net, **{key: value})
+    assert cure in str(refused.value)
+
+
 @pytest.mark.parametrize("made", [prices, symptoms])
 def test_class_weights_are_refused_where_there_are_no_classes(made: Any) -> None:
     with pytest.raises(fs.InputError, match="class_weights are of classes, and this task is"):
@@ -152,6 +171,16 @@ def test_methods_of_ones_own_that_make_none(task: fs.Task, method: Any, match: s
         with pytest.raises(fs.InputError, match=match) as refused:
             run(task, Net, method=method, **QUICK)
         refused.match("test_refused.py, line|keyword-only")
+
+
+@pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_gradients_are_refused(task: fs.Task, hook: str) -> None:
+    net = nn.Linear(*task.input_shape, 2)
+    getattr(net.weight, hook)(lambda v: None)
+    with pytest.raises(fs.InputError, match='"weight" has a hook'):
+        fs.fit(task, net, **QUICK)
+    with pytest.raises(fs.InputError, match='"weight" has a hook'):
+        fs.Model(net)
 
 
 @pytest.mark.few(3)

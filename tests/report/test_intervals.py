@@ -11,6 +11,7 @@ from scipy import stats
 from fedshift.errors import InputError
 from fedshift.report.intervals import LEAST, UNBOUNDED, bounds_of, moments
 from fedshift.sweeps.statistics import bootstrapped, paired
+from fedshift.sweeps.texts import difference
 
 SHARE = (0.0, 1.0)
 
@@ -56,6 +57,14 @@ def test_differences_lie_between_minus_and_plus_the_whole_range() -> None:
     assert whole.low is not None
     assert whole.low < -1.0
     # Runs that are the same differ by nothing.
+    one_less = paired(
+        {0: 114 / 120, 1: 115 / 120, 2: 0.8}, {0: 115 / 120, 1: 116 / 120, 2: 97 / 120}
+    )
+    assert one_less is not None
+    assert difference(one_less.scaled(100), 1) == "-0.8 on every seed"
+    near = paired({0: 0.5, 1: 0.6, 2: 0.7}, {0: 0.5, 1: 0.6, 2: 0.7 + 1e-9})  # the control
+    assert near is not None
+    assert near.sd
     same = paired(ours, ours, within=SHARE)
     assert same is not None
     assert (same.low, same.high) == (0.0, 0.0)

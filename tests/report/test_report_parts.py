@@ -146,12 +146,12 @@ def test_accuracies_are_shaded_evenly_and_small_shares_stand_out() -> None:
 
 
 def test_bars_from_the_side_are_as_long_as_their_values() -> None:
-    chart = SideBars("t", ("p", "q", "r"), (50.0, 25.0, None), Axis("%"), mark=40.0)
+    chart = SideBars("t", ("p", "q", "r", "s"), (50.0, 25.0, None, 0.0), Axis("%"), mark=40.0)
     drawing = ET.fromstring(svg(chart))
     bars = [r for r in drawing.iter(f"{SVG}rect") if r.find(f"{SVG}title") is not None]
     widths = [float(r.get("width") or 0) for r in bars]
     assert widths[0] == pytest.approx(2 * widths[1], abs=0.02)
-    assert widths[2] == 0.0
+    assert widths[2:] == [0.0, 0.0]
     left = float(bars[0].get("x") or 0)
     marks = [
         float(e.get("x1") or 0) for e in drawing.iter(f"{SVG}line") if e.get("x1") == e.get("x2")
@@ -171,15 +171,16 @@ def test_bars_of_numbers_below_0_end_at_0() -> None:
     assert above[1] == pytest.approx(2 * below[1], abs=0.02)
 
 
-def test_a_value_of_0_is_drawn_and_a_missing_one_is_not() -> None:
-    bars = (Bars("fedavg", (0.0, None)), Bars("fedpals", (0.5, 0.25)))
+def test_a_value_of_0_has_no_bar_a_small_one_has_and_a_missing_one_a_dash() -> None:
+    bars = (Bars("fedavg", (0.0, None)), Bars("fedpals", (0.5, 1e-4)))
     drawn = ET.fromstring(svg(BarChart("t", ("p", "q"), bars, Axis("recall", percent=True))))
     heights = {
         str(title): float(r.get("height") or 0)
         for r in drawn.iter(f"{SVG}rect")
         if (title := r.findtext(f"{SVG}title"))
     }
-    assert heights["p, fedavg: 0.0 %"] == 2.0
+    assert heights["p, fedavg: 0.0 %"] == 0.0
+    assert heights["q, fedpals: 0.0 %"] == 2.0
     assert "q, fedavg" not in "".join(heights)
     assert "–" in [t.text for t in drawn.iter(f"{SVG}text")]
 

@@ -101,10 +101,13 @@ def _example_weights(experiment: Experiment) -> list[str]:
 def _not_correctable(experiment: Experiment) -> list[str]:
     """Sentences on a prior correction that was asked for, if it cannot help or does harm."""
     moved, prepared = experiment.outcome.corrected, experiment.prepared
-    if moved is None or experiment.config.training.prior == "none":
+    if moved is None:
         return []
+    single = correcting.single_answer(moved, prepared.task.classes)
+    if experiment.config.training.prior == "none":
+        return single
     target, plain = prepared.task.target.tolist(), experiment.outcome.estimate
-    return correcting.sentences(moved, plain, prepared.task.classes, target)
+    return [*single, *correcting.sentences(moved, plain, prepared.task.classes, target)]
 
 
 def missing_answers(outcome: Outcome) -> list[str]:

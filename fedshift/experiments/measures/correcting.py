@@ -281,6 +281,18 @@ def sums_of(
     return ask
 
 
+def single_answer(of: Corrected, classes: Sequence[str]) -> list[str]:
+    """A sentence if the corrected model, and not the one as trained, gives all rows one answer."""
+    said, plain = (s.predicted > 0 for s in (of.test, of.answers["target"]["trained"]))
+    if int(said.sum()) != 1 or int(plain.sum()) <= 1 or int((of.test.total > 0).sum()) <= 1:
+        return []
+    name = classes[int(said.int().argmax())]
+    return [
+        f'The corrected model answers "{name}" for every test row: the correction outweighs what '
+        "the model has learned. Train longer, or use it as trained."
+    ]
+
+
 def sentences(
     of: Corrected, plain: AccuracyEstimate, classes: Sequence[str], target: Sequence[float]
 ) -> list[str]:
