@@ -22,6 +22,7 @@ from fedshift.examples import (
     check_plain,
 )
 from fedshift.examples import first_not_finite as first_not_finite
+from fedshift.kernels.torch_private import within_vmap
 from fedshift.real import is_whole
 from fedshift.sketch import sketched
 from fedshift.tree import Params
@@ -50,11 +51,7 @@ class Batch(NamedTuple):
 
     size    how many rows are not padding; losses divide by it, never by `len(x)`
     seed    for layers that draw random numbers (dropout) in this step
-    padded  whether rows may be padding. It has weight 0 in the loss, but a layer that mixes
-            examples (BatchNorm) would see it: such a network is refused then
-    even    whether all importances are 1. Means over the batch are then plain means: the same
-            gradient, bit for bit, by one operation in place of three (a step of logistic
-            regression without it takes 5 % longer or more)
+    even    whether all importances are 1. Means over the batch are then plain means
     """
 
     x: Tensor
@@ -63,7 +60,6 @@ class Batch(NamedTuple):
     rows: Tensor
     size: Tensor
     seed: int = 0
-    padded: bool = False
     even: bool = False
 
 
@@ -271,14 +267,7 @@ def take(data: ClientData, plan: Plan, step: int) -> Batch:
         count = plan.sizes[step]
         rows = rows[:count] if count < len(rows) else rows
         w, size = data.w[rows], plan.weight.new_full((), float(count))
-    return Batch(
-        data.x[rows], data.y[rows], w, rows, size, plan.seed + step, padded=plan.sizes is None
-    )
-
-
-def taken(data: ClientData, plan: Plan) -> Iterator[Batch]:
-    """The examples of all steps in turn, by `take`, which reads no tensor's values."""
-    return (take(data, plan, s) for s in range(plan.steps))
+    return Batch(data.x[rows], data.y[rows], w, rows, size, plan.seed + step)
 
 
 def _all_one(w: Tensor, dtype: torch.dtype) -> bool:
@@ -291,8 +280,8 @@ def _all_one(w: Tensor, dtype: torch.dtype) -> bool:
 
 def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
     """The examples of all steps in turn, equal to `take`'s, with less work in each step."""
-    if plan.sizes is None:
-        yield from taken(data, plan)
+    if plan.sizes is None or within_vmap(data.y):  # stacked clients: no value may be read
+        yield from (take(data, plan, s) for s in range(plan.steps))
         return
     # Look labels up for all steps at once, but inputs step by step, as those may be very large.
     labels, importance = data.y[plan.rows], plan.weight

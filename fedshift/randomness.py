@@ -3,9 +3,8 @@
 Layers such as dropout draw from generators of the whole process, torch's, numpy's or Python's, or
 from `torch.Generator`s that modules of the network hold as attributes, also in containers. A pass
 that draws is therefore computed within `seeded`: its generators start at the seed of the pass, and
-are put back afterwards. Two steps find out which passes draw: a network is tried once, before
-round 1 (`engine.preflight.network`), and a computation that draws unexpectedly is done again
-(`fedshift.repeating`).
+are put back afterwards. A network's first pass in each mode shows whether it draws. A round or a
+score in which a generator moves all the same is refused (`undrawn`).
 
 Threads share the process's generators, and may share a network. Passes are therefore computed one
 at a time (`one_at_a_time`).
@@ -19,6 +18,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import NoneType
@@ -27,6 +27,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from fedshift.errors import InputError
 
 Source = Literal["torch", "numpy", "python"]
 SOURCES: frozenset[Source] = frozenset(("torch", "numpy", "python"))
@@ -180,3 +182,41 @@ def seeded(
                 np.random.set_state(numpy_state)
             if python_state is not None:
                 random.setstate(python_state)
+
+
+@contextmanager
+def undrawn(*nets: nn.Module) -> Iterator[None]:
+    """Raise InputError if random numbers were drawn within the block where no seed reaches.
+
+    Generators of the process, and those that the networks hold, must be at the end as they were.
+    Beside other threads, which may have drawn the numbers, it warns (RuntimeWarning). After an
+    error the process's generators are put back.
+    """
+    before = states()
+    own = [{g: g.get_state() for g in generators_of(net)} for net in nets]
+    try:
+        yield
+    except BaseException:
+        put_back(before)
+        raise
+    moved: set[str] = set(before.moved(states()))
+    for net, generators in zip(nets, own, strict=True):
+        now = {g: g.get_state() for g in generators_of(net)}
+        # A network may make its generators when it needs them, not replace them.
+        if generators and not all(g in now and s.equal(now[g]) for g, s in generators.items()):
+            moved.add("network")
+    if not moved:
+        return
+    names = {"python": "Python's global generator", "network": "a torch.Generator of the network"}
+    named = " and ".join(names.get(s, f"{s}'s global generator") for s in sorted(moved))
+    message = (
+        f"random numbers were drawn from {named} where no seed of the run reaches: equal seeds "
+        "would not give equal runs. A network that draws in some of its forward passes alone needs "
+        "Model(net, draws=True); draw in forward passes, not in backward hooks, and from "
+        "generators that are made once; objectives, backends and schedules: from a generator of "
+        "your own with a seed, as torch.Generator().manual_seed(0)"
+    )
+    if threading.active_count() == 1:
+        put_back(before)
+        raise InputError(message)
+    warnings.warn(f"{message}. (Or another thread drew them.)", RuntimeWarning, stacklevel=3)

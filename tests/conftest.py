@@ -18,8 +18,6 @@ from fedshift.client.local import Local
 from fedshift.engine.backends import Block
 from fedshift.engine.run import Federation
 from fedshift.engine.sums.running import RunningSums
-from fedshift.kernels import products
-from fedshift.kernels.torch_private import SWITCH, plain, private
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
@@ -113,26 +111,3 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(RunningSums, "add", noted)
     return seen
-
-
-@pytest.fixture
-def set_plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
-    """Turn FEDSHIFT_PLAIN on or off in this process, which otherwise reads it once."""
-
-    def forget() -> None:
-        plain.cache_clear()
-        private.cache_clear()
-
-    def turn(on: bool) -> None:
-        monkeypatch.setenv(SWITCH, str(int(on)))
-        forget()
-
-    yield turn
-    forget()
-
-
-@pytest.fixture
-def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All products in float32 are oneDNN's, however small, on any processor."""
-    monkeypatch.setattr(products, "faster", lambda: True)
-    monkeypatch.setattr(products, "WORTH", 0)

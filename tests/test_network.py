@@ -105,18 +105,6 @@ def test_what_is_scored_and_routed_stays(hidden: str) -> None:
     assert torch.equal(router.route(queries).probabilities, before)
 
 
-def test_a_pass_that_writes_now_and_then_is_refused() -> None:
-    class Sometimes(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x.sub_(1.0) if len(x) > 5 else x)
-
-    model = Model(Sometimes(FEATURES, CLASSES))
-    first = model.init()
-    model(*first, torch.randn(2, FEATURES))
-    with pytest.raises(InputError, match=r"writes into its inputs.* begin with x = x.clone\(\)"):
-        model(*first, torch.randn(9, FEATURES))
-
-
 @contextlib.contextmanager
 def ungraded() -> Any:
     torch.set_grad_enabled(False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedshift.client.local import Local, gradient_of
+from fedshift.client.local import Local, check_padding, gradient_of
 from fedshift.client.objectives import Term, View
 from fedshift.client.slopes import slope
 from fedshift.data import Batch, ClientData, Plan, take
@@ -34,6 +34,7 @@ def pass_gradient(
     the phase's oracles give, in its precision. Parameters that the phase does not train have
     gradient 0.
     """
+    check_padding(model, plan)
     moving, frozen = phase.parts(model, params)
     sizes = plan.weight.double().sum(-1)
     total = zeros(moving)

@@ -39,9 +39,8 @@ def gradient_of(
 
     `precision` is that of the trained model's pass; terms run other models in float32.
     """
-    # Augment once, out here: all terms, and both passes of SAM, must see the same inputs.
-    if model.augment is not None:
-        batch = batch._replace(x=model.augment(batch.x, batch.seed))
+    # Prepared once, out here: all terms, and both passes of SAM, must see the same inputs.
+    batch = batch._replace(x=model.prepare(batch.x, batch.seed))
     forward = forward_of(model, precision)
 
     def value(moving: Params) -> tuple[Tensor, Params]:
@@ -52,9 +51,7 @@ def gradient_of(
         return loss, after
 
     def at(moving: Params) -> Gradient:
-        # A network with BatchNorm would normalise by statistics that include the padding rows.
-        sees_padding = batch.padded and model.mixes
-        grad, loss, after = slope(value, moving, batch.rows, sees_padding=sees_padding)
+        grad, loss, after = slope(value, moving, batch.rows)
         return Gradient(grad, after, loss)
 
     return at
@@ -198,7 +195,10 @@ class Local:
         *extra: Oracle,
     ) -> Trained:
         """Train from `params` on these batches of the plan, in any memory layout."""
-        moving, frozen = self._split_params(model, params, buffers)
+        check_padding(model, plan)
+        moving, frozen = self.parts(model, params)
+        if not moving:
+            self.check(model, params)  # always raises here; its message names the settings
         descent = self._descent()
         moments, lr = descent.start(moving), descent.rate(moving, plan.lr)
         losses: list[Tensor] = []
@@ -234,13 +234,6 @@ class Local:
                 "train"
             )
 
-    def _split_params(self, model: Model, params: Params, buffers: Params) -> tuple[Params, Params]:
-        model.refresh(params, buffers)  # the user may have changed the network's layers since
-        moving, frozen = self.parts(model, params)
-        if not moving:
-            self.check(model, params)  # always raises here; its message names the settings
-        return moving, frozen
-
     def _descent(self) -> Descent:
         return Adam() if self.optimizer == "adam" else HeavyBall(self.momentum)
 
@@ -248,6 +241,15 @@ class Local:
         if not self.decay:
             return grad
         return map_(lambda g, p: g + self.decay * p, grad, params)
+
+
+def check_padding(model: Model, plan: Plan) -> None:
+    """Raise InputError if a layer that mixes examples would see the padding of stacked clients."""
+    if plan.sizes is None and model.mixes:
+        raise InputError(
+            "BatchNorm would see the padding of clients with batches of different sizes; give "
+            "`steps` and a batch size that divides every client's examples, or do not stack"
+        )
 
 
 def _take_step(oracle: GradFn, at: Params, batch: Batch, data: ClientData, plan: Plan) -> Gradient:

@@ -8,8 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedshift.errors import InputError
-from fedshift.kernels.torch_private import backward, within_vmap
+from fedshift.kernels.torch_private import within_vmap
 from fedshift.sketch import sketched
 from fedshift.tree import Params
 
@@ -40,28 +39,15 @@ class Slope(NamedTuple):
     rest: Params
 
 
-def slope(
-    value: Callable[[Params], tuple[Tensor, Params]],
-    at: Params,
-    rows: Tensor,
-    *,
-    sees_padding: bool = False,
-) -> Slope:
+def slope(value: Callable[[Params], tuple[Tensor, Params]], at: Params, rows: Tensor) -> Slope:
     """The gradient at a point of `value`, which returns (loss [], other outputs of the pass).
 
-    rows          the rows of the batch. They show whether this runs within `torch.func.vmap` over
-                  clients; parameters may be common to all clients, and then do not show it
-    sees_padding  whether padding of the batch would change the network's other outputs
+    rows: those of the batch. They show whether this runs within `torch.func.vmap` over clients;
+    parameters may be common to all clients, and then do not show it.
 
-    A parameter that the loss does not reach (an unused head) has gradient zero. Raises InputError
-    within vmap if `sees_padding`.
+    A parameter that the loss does not reach (an unused head) has gradient zero.
     """
     if within_vmap(rows):
-        if sees_padding:
-            raise InputError(
-                "BatchNorm would see the padding of clients with batches of different sizes; give "
-                "`steps` and a batch size that divides every client's examples, or do not stack"
-            )
         # autograd.grad does not work within vmap; torch.func does, at twice the cost per call.
         grad, (loss, rest) = torch.func.grad_and_value(value, has_aux=True)(at)
         return Slope(grad, loss, rest)
@@ -71,7 +57,7 @@ def slope(
     grads: Sequence[Tensor | None] = (None,) * len(leaves)
     # A loss that depends on no leaf (say, on one of two networks) has no graph to go through.
     if loss.requires_grad and leaves:
-        grads = backward(loss, tuple(leaves.values()))
+        grads = torch.autograd.grad(loss, tuple(leaves.values()), allow_unused=True)
     named = zip(leaves.items(), grads, strict=True)
     grad = {k: torch.zeros_like(v) if g is None else g for (k, v), g in named}
     return Slope(grad, loss.detach(), {k: v.detach() for k, v in rest.items()})

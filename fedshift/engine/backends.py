@@ -18,7 +18,7 @@ from fedshift.arguments import called
 from fedshift.client.trainer import Trainer, trained_by
 from fedshift.data import ClientData, Plan
 from fedshift.errors import TrainingError, UnfitError
-from fedshift.kernels.torch_private import supported, versions
+from fedshift.kernels.torch_private import versions
 from fedshift.sketch import sketched
 from fedshift.tree import Parts
 
@@ -152,11 +152,9 @@ def _writable(parts: Parts, *, copy: bool = False) -> Parts:
 def stamp(data: ClientData) -> tuple[object, ...]:
     """Cache key: identity and version of each tensor, valid while the tensors are alive.
 
-    Equal only while nothing was written to them. Where this torch has no version counters, no two
-    stamps are equal. Tensors of inference mode have no version; they count as never written to.
+    Equal only while nothing was written to them. Tensors of inference mode have no version; they
+    count as never written to.
     """
-    if not supported("version"):
-        return (object(),)
     return *map(id, data), *(v or 0 for v in versions(data))
 
 

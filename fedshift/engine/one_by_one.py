@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from fedshift.client.dense import train as train_dense
 from fedshift.client.local import Local
 from fedshift.client.objectives import Term
 from fedshift.client.slopes import Oracle
@@ -16,13 +15,14 @@ from fedshift.client.trainer import Trained, Trainer
 from fedshift.data import ClientData, Plan, batches
 from fedshift.engine.backend_checks import check_backend, watched
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
+from fedshift.engine.dense import train as train_dense
 from fedshift.kernels.layout import channels_last as laid_out
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
 
 
 def dense(backend: Backend) -> Backend:
-    """`backend`, training by `fedshift.client.dense`; UnfitError for what that cannot train."""
+    """`backend`, training by `fedshift.engine.dense`; UnfitError for what that cannot train."""
     return _trained_by(train_dense, backend)
 
 

@@ -47,7 +47,7 @@ from fedshift.engine.sums.summing import check_and_sum, stream_of, terms
 from fedshift.engine.traffic import Meter, metered
 from fedshift.errors import InputError
 from fedshift.kernels.allocator import keep_memory
-from fedshift.repeating import repeatable
+from fedshift.randomness import undrawn
 from fedshift.seeds import generator
 from fedshift.tree import Parts
 
@@ -98,17 +98,16 @@ def play_round(
     """One round over the cohort `ids` (ascending): weigh, train those with a weight, aggregate.
 
     If a bad reply ends the run (`Gate("stop")`), replies are summed as they arrive, and only what
-    the method needs besides their sums stays in memory. It works within `torch.no_grad()`, too. If
-    the network turns out to draw random numbers that the preflight has not seen, the round is
-    trained again with seeds for them (`fedshift.repeating`).
+    the method needs besides their sums stays in memory. It works within `torch.no_grad()`, too. Random
+    numbers that the network draws without a seed end it (`fedshift.randomness.undrawn`).
     """
     trained = ask(algorithm.at(t), Capabilities.trained_model)
     # A layer that was replaced after the model was made would never be trained.
-    for model in {algorithm.model, trained or algorithm.model}:
+    models = {algorithm.model, trained or algorithm.model}
+    for model in models:
         model.check_unchanged()
-    return repeatable(
-        lambda: _play_round(algorithm, federation, server, states, ids, t, backend, meter)
-    )
+    with undrawn(*{model.net for model in models}):
+        return _play_round(algorithm, federation, server, states, ids, t, backend, meter)
 
 
 def _play_round(
@@ -212,7 +211,8 @@ def run(
     if after is not None:
         check_after(after, current, total, rounds, partial(first_state, algorithm, federation))
         current = after
-    repeatable(lambda: check_schedule(algorithm, current.t + 1, rounds))
+    with undrawn():
+        check_schedule(algorithm, current.t + 1, rounds)
     # The warning is about the weights over all clients; a drawn cohort has other weights.
     if size == total:
         warn_of_ess(algorithm, current.server, total)

@@ -15,7 +15,7 @@ from fedshift.arguments import check_kind
 from fedshift.data import Examples
 from fedshift.errors import DivergedError, InputError
 from fedshift.model import Model
-from fedshift.repeating import repeatable
+from fedshift.randomness import undrawn
 from fedshift.server.prior import Correction
 from fedshift.sketch import sketched
 from fedshift.tree import Params
@@ -162,9 +162,8 @@ def score(
     if len(examples) and not 0 <= int(examples.y.min()) <= int(examples.y.max()) < classes:
         raise InputError(f"labels must lie in 0..{classes - 1}")
     counted = confusion and classes <= MOST_CLASSES
-    return repeatable(
-        lambda: _score(model, params, buffers, examples, classes, batch, counted, correction)
-    )
+    with undrawn(model.net):
+        return _score(model, params, buffers, examples, classes, batch, counted, correction)
 
 
 def _score(

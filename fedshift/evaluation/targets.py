@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fedshift.data import Examples, last_columns
 from fedshift.evaluation.scores import Scored, answered
 from fedshift.model import Model
-from fedshift.repeating import repeatable
+from fedshift.randomness import undrawn
 from fedshift.sketch import sketched
 from fedshift.tree import Params
 
@@ -119,7 +119,8 @@ def score_numbers(
         total = torch.bincount(examples.y, minlength=bins)
         return NumberScore(total, float(by_bin[0].sum()), *by_bin, *sums.tolist())
 
-    return repeatable(compute)
+    with undrawn(model.net):
+        return compute()
 
 
 def score_labels(
@@ -140,4 +141,5 @@ def score_labels(
         total = torch.bincount(examples.y, minlength=sets)
         return LabelScore(total, correct, loss, *counts)
 
-    return repeatable(compute)
+    with undrawn(model.net):
+        return compute()

@@ -27,7 +27,7 @@ from fedshift.flower.notices import notify, words_for_here
 from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records
 from fedshift.flower.routing import MODEL, answers_to
 from fedshift.flower.scoring import SCORE, scored, scored_tests
-from fedshift.repeating import repeatable
+from fedshift.randomness import undrawn
 from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts, size_in_bytes
 
@@ -319,9 +319,8 @@ def _train(
     t, client = _round(sent), int(site.data.id)
     stage, state = site.algorithm.at(t), _state(site, context, disk)
     job = job_of(stage, parts_of(sent), state, site.data, client, t, site.seed)
-    update, changed = repeatable(
-        lambda: stage.client_update(job.message, job.state, job.data, job.plans)
-    )
+    with undrawn(site.algorithm.model.net):
+        update, changed = stage.client_update(job.message, job.state, job.data, job.plans)
     check_finite(block_of(Reply(client, update, changed)), not_finite(site.start[1]))
     return update, state | changed
 

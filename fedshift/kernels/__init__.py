@@ -1,5 +1,4 @@
-"""Shortcuts through torch: faster ways to the same numbers, some by private names of torch.
+"""What the package asks of torch and of the system below its models: memory, layout, device.
 
-Only this folder uses private or undocumented names of torch. FEDSHIFT_PLAIN=1 turns all shortcuts
-off (`torch_private`). The folder knows nothing about clients, models or methods.
+The folder knows nothing about clients or methods, and has the only private names of torch.
 """

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 
-from fedshift.kernels.torch_private import plain
-
 # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h, and the largest values that mallopt accepts.
 TRIM, MMAP = -1, -3
 LARGEST_TRIM, LARGEST_MMAP = 2**31 - 1, 1 << 30
@@ -17,9 +15,9 @@ def keep_memory() -> bool:
 
     Otherwise every training step causes page faults for its activations, and processes that run
     side by side wait for one another in the kernel. Only speed changes. Returns False if this
-    system has no glibc, or shortcuts are turned off.
+    system has no glibc.
     """
-    if plain() or not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux"):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt

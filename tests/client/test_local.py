@@ -104,9 +104,9 @@ def test_adams_first_step_is_the_sign_of_the_gradient(mlp: Model) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_padding_steps_change_nothing(normed: Model, optimizer: Any) -> None:
+def test_padding_steps_change_nothing(mlp: Model, optimizer: Any) -> None:
     """Steps and rows of weight 0 between those that count: moments and their count stay."""
-    client, (params, buffers) = make_clients()[2], normed.init()
+    client, (params, buffers) = make_clients()[2], mlp.init()
     momentum = 0.9 if optimizer == "sgd" else 0.0
     local = Local(lr=0.02, epochs=2, batch=8, momentum=momentum, optimizer=optimizer)
     plan = plan_all({"t": local}, client, 1, 0, 2)["t"]
@@ -116,7 +116,7 @@ def test_padding_steps_change_nothing(normed: Model, optimizer: Any) -> None:
         return torch.cat([rows, torch.zeros_like(rows[:1])])[gaps]
 
     def trained(used: Plan) -> Trained:
-        return local(normed, CrossEntropy(), params, buffers, {}, client, used)
+        return local(mlp, CrossEntropy(), params, buffers, {}, client, used)
 
     loose = plan._replace(rows=padded(plan.rows), weight=padded(plan.weight), sizes=None)
     same = plan._replace(rows=plan.rows[[0, 1, 2, 3]], weight=plan.weight[[0, 1, 2, 3]])

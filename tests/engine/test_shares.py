@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedshift import recipes
-from fedshift.client.dense import train
+from fedshift.engine.dense import train
 from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.checks.gate import Gate

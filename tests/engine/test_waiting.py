@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
 from multiprocessing import Pipe
 from typing import Any
 
@@ -74,13 +73,10 @@ def test_messages_that_arrive_during_a_wait(patience: float) -> None:
     sender.join()
 
 
-def test_which_processes_spin(set_plain: Callable[[bool], None]) -> None:
-    """Those that train clients together, unless FEDSHIFT_PLAIN is set."""
-    set_plain(False)
+def test_which_processes_spin() -> None:
+    """Those that train clients together."""
     assert spin_seconds() == Task(len, within=loop).patience == SPIN > 0  # type: ignore[arg-type]
     assert Task(len).patience == 0  # type: ignore[arg-type]
-    set_plain(True)
-    assert spin_seconds() == Task(len, within=loop).patience == 0  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

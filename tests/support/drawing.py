@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,15 +67,17 @@ def clients(count: int = 3) -> list[ClientData]:
     ]
 
 
-def federated(between: Any, seed: int = 0, objective: Any = None) -> tuple[FedAvg, Federation]:
-    model, data = build(lambda: Drawing(between), 0), clients()
+def federated(
+    between: Any, seed: int = 0, objective: Any = None, draws: bool = False
+) -> tuple[FedAvg, Federation]:
+    model, data = replace(build(lambda: Drawing(between), 0), draws=draws), clients()
     federation = Federation(data, *model.init(), register(data, CLASSES), Seeds.of(seed))
     local = Local(lr=0.1, batch=10)
     return FedAvg(model, objective=objective or CrossEntropy(), local=local), federation
 
 
-def ended(between: Any, seed: int = 0, **how: Any) -> dict[str, Tensor]:
-    *_, last = run(*federated(between, seed), 3, **how)
+def ended(between: Any, seed: int = 0, draws: bool = False, **how: Any) -> dict[str, Tensor]:
+    *_, last = run(*federated(between, seed, draws=draws), 3, **how)
     return last.server["params"]
 
 

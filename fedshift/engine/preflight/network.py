@@ -11,11 +11,10 @@ from torch import Tensor
 from fedshift.data import ClientData, Surveyed, largest_label
 from fedshift.engine.federation import Federation
 from fedshift.errors import InputError
-from fedshift.kernels.passes import check_own
 from fedshift.model import Model
+from fedshift.modules import check_own
 from fedshift.outputs import check_columns, dry_logits
 from fedshift.randomness import one_at_a_time
-from fedshift.repeating import watched
 from fedshift.tree import Params
 
 # Examples that a network is tried on if it fails on two.
@@ -125,9 +124,10 @@ class UntriedError(InputError):
 def look(model: Model, params: Params, buffers: Params, x: Tensor) -> None:
     """Try the network in training mode, and record the generators that it draws from.
 
-    Makes passes on x [n, ...], n > 1. Draws that these passes do not make are noticed later, when
-    they happen (`fedshift.repeating`). Raises InputError for a network that fails in training mode,
-    for outputs that have no gradient, and if passes differ although tensors and seed are the same.
+    Makes passes on x [n, ...], n > 1. Draws that these passes do not make are refused later, when
+    they happen (`fedshift.randomness.undrawn`). Raises InputError for a network that fails in
+    training mode, for outputs that have no gradient, and if passes differ although tensors and seed
+    are the same.
     """
     moving = {k: v.detach().requires_grad_() for k, v in model.trainable(params).items()}
     # Batches are contiguous. On rows that lie apart in memory, such as every third row of a table,
@@ -135,13 +135,9 @@ def look(model: Model, params: Params, buffers: Params, x: Tensor) -> None:
     # in the last bits.
     x = x.contiguous()
     try:
-        with watched():
-            before = _evaluate(model, params, buffers, x)
-            # Two passes with seed 0 must agree. One with seed 1 shows whether the seed matters.
-            first, second, other = (
-                _tensors(model.train(params | moving, buffers, x, seed)[0]) for seed in (0, 0, 1)
-            )
-            after = _evaluate(model, params, buffers, x)
+        before = _evaluate(model, params, buffers, x)
+        first, second = (_tensors(model.train(params | moving, buffers, x)[0]) for _ in "ab")
+        after = _evaluate(model, params, buffers, x)
     except Exception as e:
         raise UntriedError(
             f"the model fails in training mode on inputs {x.dtype} {tuple(x.shape)}: {e}"
@@ -156,14 +152,6 @@ def look(model: Model, params: Params, buffers: Params, x: Tensor) -> None:
             check_own(model.net, first.values(), moving.values())
     _check_stateless(first, second, "two passes of the network in training")
     _check_stateless(before, after, "the network's passes in evaluation before and after training")
-    # The generators have not moved, and yet the seed matters.
-    if model.draws_nothing() and (name := _first_difference(first, other)):
-        raise InputError(
-            f'the network\'s "{name}" in training depends on the state of a global generator that '
-            "it puts back after drawing (torch.random.fork_rng, set_state): no seed of the "
-            "run reaches there. Draw from it as it is, or from a torch.Generator that is an "
-            "attribute of the network"
-        )
 
 
 def _evaluate(model: Model, params: Params, buffers: Params, x: Tensor) -> Params:
@@ -180,7 +168,8 @@ def _check_stateless(one: Params, other: Params, which: str) -> None:
         raise InputError(
             f'{which} give other "{name}", though parameters, buffers and seed are the same: '
             "it keeps a state, or draws from a generator that no seed reaches, such as numpy's "
-            "default_rng. Keep a state in buffers (register_buffer). Draw by torch's functions "
+            "default_rng, or one that it puts back after drawing (fork_rng). "
+            " Keep a state in buffers (register_buffer). Draw by torch's functions "
             "without a generator, or from a torch.Generator that is an attribute of the network"
         )
 

@@ -40,7 +40,6 @@ from fedshift.engine.processes.waiting import wait_for
 from fedshift.engine.processes.worker import Task, serve
 from fedshift.engine.sums.summing import TermsOf, stream_of
 from fedshift.errors import InputError, TrainingError
-from fedshift.kernels.products import faster
 from fedshift.randomness import one_at_a_time
 from fedshift.sketch import sketched
 from fedshift.tree import Parts
@@ -192,9 +191,6 @@ def workers(
     check_workers(clients, count, deadline, retries)
     # Without examples of importance 0, as in the federation that will send the jobs.
     team = Team(of_importance(clients), [], deadline, retries)
-    # Which library multiplies is decided once per process. Decided before the fork, it is the same
-    # in all of them, so that they round alike.
-    faster()
     try:
         for _ in range(count):
             team.members.append(team.hire())

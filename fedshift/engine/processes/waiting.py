@@ -8,8 +8,6 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
-from fedshift.kernels.torch_private import plain
-
 # Seconds of spinning. Waking a blocked process takes time, most of all on virtual machines, and
 # delays the process that wakes it as well. In a round of 7 ms (W3 of results/benchmarks.md) that
 # shows. 3 ms are longer than the pause between two such rounds, and little in a round of large
@@ -18,8 +16,8 @@ SPIN = 0.003
 
 
 def spin_seconds() -> float:
-    """Seconds to spin: `SPIN`, or 0 with FEDSHIFT_PLAIN=1."""
-    return 0.0 if plain() else SPIN
+    """Seconds to spin."""
+    return SPIN
 
 
 def wait_for(

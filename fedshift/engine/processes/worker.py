@@ -20,7 +20,7 @@ from fedshift.engine.processes.waiting import spin_seconds, wait_for
 from fedshift.engine.sums.summing import Terms, TermsOf, train_and_sum
 from fedshift.errors import FedshiftError, TrainingError
 from fedshift.kernels.allocator import keep_memory
-from fedshift.repeating import repeatable
+from fedshift.randomness import undrawn
 from fedshift.tree import Parts
 
 
@@ -88,7 +88,8 @@ def _answer(task: Task, jobs: Sequence[Job], terms: Terms | None) -> list[Block]
         return train_and_sum(task.within, task.update, jobs, terms)
 
     try:
-        return repeatable(train)
+        with undrawn():
+            return train()
     except Exception as e:
         return e if _arrives(e) else _plain(e)
 

@@ -19,13 +19,9 @@ from torch import Tensor
 
 from fedshift.algorithms.base import is_elementwise
 from fedshift.arguments import check_fields
-from fedshift.client.dense import train as train_dense
-from fedshift.client.local import Local
-from fedshift.client.objectives import Term
 from fedshift.client.plans import PlansOfClient, widths
-from fedshift.client.slopes import Oracle
-from fedshift.client.trainer import Trained, trained_by
-from fedshift.data import ClientData, Plan, taken
+from fedshift.client.trainer import trained_by
+from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import (
     FAILED,
     Block,
@@ -37,9 +33,9 @@ from fedshift.engine.backends import (
     work,
 )
 from fedshift.engine.checks.replies import block_of
+from fedshift.engine.dense import train as train_dense
 from fedshift.engine.sums.summing import TermsOf
 from fedshift.errors import InputError, UnfitError, shown
-from fedshift.model import Model
 from fedshift.tree import Params, Parts, size_in_bytes
 
 # Bytes that a block may take by default.
@@ -71,7 +67,7 @@ class Stacked:
     own must not mix the examples of a batch in other ways. Stacked data are kept for later rounds,
     those used last, as far as they fit in `memory`.
 
-    dense: train phases by `fedshift.client.dense`, which is faster. It takes chains of linear
+    dense: train phases by `fedshift.engine.dense`, which is faster. It takes chains of linear
     layers and ReLUs, trained by plain SGD; UnfitError says what else it met. Its blocks (`stream`)
     may be made in inference mode: clone() what you write to.
     """
@@ -299,7 +295,7 @@ def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData, dens
 
     at_once = dense and len(plans) == 1 and is_elementwise(update)
     train = one if at_once else torch.func.vmap(one)
-    by = trained_by(train_dense if dense else _train_each)
+    by = trained_by(train_dense if dense else None)
     # Without vmap there is no autograd either, and inference mode saves its bookkeeping.
     with torch.inference_mode(at_once), by:
         tensors = {name: _stretched(many) for name, many in plans.items()}
@@ -307,15 +303,6 @@ def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData, dens
         states = _stack([job.state for job in block])
         updates, changed = train(messages, states, data, tensors)
     return Block.of(tuple(job.client for job in block), updates, changed, block[0].t)
-
-
-def _train_each(
-    phase: Local, model: Model, objective: Term, params: Params, buffers: Params, context: Parts,
-    data: ClientData, plan: Plan, *extra: Oracle,
-) -> Trained:  # fmt: skip
-    """`Local`'s plain loop over batches that are cut without looking at values, as vmap needs."""
-    along = taken(data, plan)
-    return phase.along(along, model, objective, params, buffers, context, data, plan, *extra)
 
 
 def _common(plans: Sequence[Plan]) -> tuple[int, ...] | None:

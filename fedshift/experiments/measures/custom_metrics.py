@@ -21,10 +21,9 @@ from fedshift.experiments.config.user_code import file_of, place_of, raised
 from fedshift.experiments.measures.served import serving_metrics
 from fedshift.experiments.measures.task_scores import EXTRA, truth
 from fedshift.model import Model
-from fedshift.randomness import put_back, states
+from fedshift.randomness import put_back, states, undrawn
 from fedshift.record.rounds import ESTIMATES, Metrics
 from fedshift.record.summary import Final
-from fedshift.repeating import repeatable
 from fedshift.server.prior import Correction
 from fedshift.tree import Params
 
@@ -80,7 +79,8 @@ def answers(
             return out[:, 0]
         return out.sigmoid() if kind == "multilabel" else out.softmax(1)
 
-    return repeatable(compute)
+    with undrawn(model.net):
+        return compute()
 
 
 def _starts(x: Tensor) -> range:

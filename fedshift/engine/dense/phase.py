@@ -13,35 +13,28 @@ in the processor's cache. The result is that of `client.local.Local` but for the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.client.dense.chain import layers_of, not_dense
-from fedshift.client.dense.nets import FirstLayer, Nets, Recipe
+from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Proximal, Sum, Term
 from fedshift.client.oracles import Shift
 from fedshift.client.slopes import Oracle
 from fedshift.client.trainer import Trained
 from fedshift.data import ClientData, Plan
-from fedshift.kernels.torch_private import log_softmax_backward
+from fedshift.engine.dense.chain import layers_of, not_dense
+from fedshift.engine.dense.nets import Nets, Recipe
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
 
-# Size of the parameters that are trained together, in multiples of a core's second-level cache.
-# With fewer clients the calls cost more than the cache saves; with more, parameters fall out of it.
-# Measured on an MLP 784-200-10: processors with 1 MB were fastest with 4 MB (of 0.5 to 16), a tenth
-# faster than with 8 if two processes share the third level; one with 2 MB, with 8 to 32 (of 2 to
-# 32).
-CACHES = 4
-SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
-USUAL = 1 << 20
+# Bytes of the parameters that are trained together: they should stay in a core's caches. With fewer
+# clients the calls cost more than the caches save. Measured on an MLP 784-200-10: processors with a
+# second level of 1 MB were fastest with 4 MB (of 0.5 to 16), one of 2 MB with 8 to 32 (of 2 to 32).
+TOGETHER = 4 << 20
 
 
 class Drawn(NamedTuple):
@@ -56,44 +49,18 @@ class Drawn(NamedTuple):
     lr: Tensor
 
 
-class Phase(Protocol):
-    """What dense training needs from a phase, a `client.local.Local`."""
-
-    @property
-    def oracles(self) -> tuple[Oracle, ...]: ...
-
-    @property
-    def optimizer(self) -> str: ...
-
-    @property
-    def precision(self) -> str: ...
-
-    @property
-    def momentum(self) -> float: ...
-
-    @property
-    def decay(self) -> float: ...
-
-    def parts(self, model: Model, params: Params) -> tuple[Params, Params]:
-        """(trained parameters, all others)."""
-
-    def check(self, model: Model, params: Params) -> None:
-        """Raise InputError if no parameter is trained."""
-
-
 def train(
-    phase: Phase, model: Model, objective: Term, params: Params, buffers: Params, context: Parts,
+    phase: Local, model: Model, objective: Term, params: Params, buffers: Params, context: Parts,
     data: ClientData, plan: Plan, *extra: Oracle,
 ) -> Trained:  # fmt: skip
     """Train a phase, as a `client.trainer.Trainer`. Raises UnfitError for anything but:
 
-    networks that `client.dense.chain.layers_of` takes; `CrossEntropy` alone or with `Proximal`;
+    networks that `chain.layers_of` takes; `CrossEntropy` alone or with `Proximal`;
     SGD with any momentum and weight decay, in float32; no oracle but `Shift`; inputs of the
     parameters' type.
 
     Stacked clients (plan.rows [C, S, B], everything else [C, ...]) are trained at once.
     """
-    model.refresh(params, buffers)
     oracles, many = (*phase.oracles, *extra), plan.rows.dim() == 3
     layers = layers_of(model, data.x.dim() - many)
     mus = _proximal(objective)
@@ -170,16 +137,6 @@ class _Phase(torch.autograd.Function):
         return (losses, *ends.values()), (0,) * (1 + len(ends))
 
 
-@cache
-def cache_of_a_core() -> int:
-    """Bytes of a core's second-level cache as Linux reports them; 1 MB where it does not."""
-    try:
-        size = re.fullmatch(r"(\d+)K", SIZE.read_text().strip())
-    except OSError:
-        return USUAL
-    return int(size[1]) << 10 if size and int(size[1]) else USUAL
-
-
 class Steps(NamedTuple):
     """What S steps of c clients need, computed before the first step.
 
@@ -235,7 +192,7 @@ def descend(recipe: Recipe, drawn: Drawn, named: Mapping[str, Tensor]) -> tuple[
     # Memory of one client: its parameters, the velocity that momentum adds, and a batch.
     bytes_each = sum(v[0].nbytes for v in ends.values()) * (2 if recipe.momentum else 1)
     bytes_each += drawn.rows.shape[-1] * drawn.x[0, 0].nbytes
-    fit = max(1, CACHES * cache_of_a_core() // max(1, bytes_each))
+    fit = max(1, TOGETHER // max(1, bytes_each))
     # Groups of nearly equal size: if 5 of 12 clients fit, train 4 + 4 + 4, not 5 + 5 + 2.
     group = -(-clients // -(-clients // fit))
     steps, losses = Steps.of(recipe, drawn), []
@@ -254,32 +211,22 @@ def descend(recipe: Recipe, drawn: Drawn, named: Mapping[str, Tensor]) -> tuple[
 def _take_steps(net: Nets, examples: Tensor, steps: Steps) -> Tensor:
     """Take all steps with the networks of c clients; return their mean losses [c]."""
     count, clients, batch = steps.rows.shape
-    net.begin()
     if not count:
         return examples.new_zeros(clients)
-    wide = net.at[net.recipe.layers[-1].weight].shape[1]
-    # The derivative of the loss by all log-softmax outputs: 0 but for the true label.
-    slopes = steps.slope.new_zeros(count, clients, wide, batch)
-    slopes.scatter_(-2, steps.labels, steps.slope)
     picked, pulled = [], []
-    # Unbind once: indexing in every step would cost as much as a small product.
-    each = zip(*(v.unbind() for v in (steps.labels, slopes, steps.rates)), strict=True)
-    together = net.together(batch)
     # Reuse one buffer for all batches: it stays in the processor's cache.
-    buffer = examples.new_empty(clients * together * batch, examples.shape[1])
-    for rows in torch.split(steps.rows, together):
-        chosen = rows.transpose(0, 1).reshape(-1)
-        inputs = torch.index_select(examples, 0, chosen, out=buffer[: len(chosen)])
-        first = FirstLayer(net, inputs.view(clients, -1, inputs.shape[1]), batch)
-        # `first` must come first: zip asks it for one element too many, which ends its iteration
-        # and so moves the layer, before zip would take another element from `each`.
-        for z, (labels, slope, rate) in zip(first, each, strict=False):
-            hidden, logits = net.forward(z)
-            log = F.log_softmax(logits, -2)
-            picked.append(log.gather(-2, labels))
-            if net.recipe.pulled:
-                pulled.append(net.pull())
-            delta = log_softmax_backward(slope, log, -2)
-            first.step(net.backward(hidden, delta, rate), rate)
+    buffer = examples.new_empty(clients * batch, examples.shape[1])
+    # Unbind once: indexing in every step would cost as much as a small product.
+    each = (v.unbind() for v in (steps.rows, steps.labels, steps.slope, steps.rates))
+    for rows, labels, slope, rate in zip(*each, strict=True):
+        x = torch.index_select(examples, 0, rows.reshape(-1), out=buffer)
+        inputs, logits = net.forward(x.view(clients, batch, -1).transpose(1, 2))
+        log = F.log_softmax(logits, -2)
+        picked.append(log.gather(-2, labels))
+        if net.recipe.pulled:
+            pulled.append(net.pull())
+        # The loss has slope `slope` by the log-softmax of the true label, and 0 by the others.
+        delta = log.exp_().mul_(-slope).scatter_add_(-2, labels, slope)
+        net.backward(inputs, delta, rate)
     losses = -(torch.stack(picked) * steps.share).sum((-1, -2))  # [S, c]
     return steps.mean(losses + torch.stack(pulled) if pulled else losses)

@@ -1,4 +1,4 @@
-"""Modules called with other tensors in place of their own."""
+"""Networks called with other tensors in place of their own, and what is asked of torch itself."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import vmap
 
-from fedshift.kernels.passes import call, places
+from fedshift.kernels.torch_private import versions, within_vmap
 from fedshift.model import Model, build
 
 
@@ -71,21 +71,17 @@ def test_as_the_network_that_owns_the_tensors(make: Any, shape: tuple[int, ...])
     net, x = make(), torch.randn(shape)
     other, before, given = moved(net), tensors(net), tensors(moved(net))
     leaves = {k: given[k].requires_grad_() for k, _ in net.named_parameters()}
-    out, expected = call(net, places(net), given, x), other(x)
-    out.square().sum().backward()
+    buffers = {k: given[k] for k, _ in net.named_buffers()}
+    out, after = Model(net).train(leaves, buffers, x)
+    expected = other(x)
+    out["logits"].square().sum().backward()
     expected.square().sum().backward()
-    assert torch.equal(out, expected)
+    assert torch.equal(out["logits"], expected)
     assert all(torch.equal(leaves[k].grad, p.grad) for k, p in other.named_parameters())
     assert all(float(leaf.grad.abs().max()) > 0 for leaf in leaves.values())
-    assert all(torch.equal(given[k], b) for k, b in other.named_buffers())
+    assert all(torch.equal(after[k], b) for k, b in other.named_buffers())
     assert all(torch.equal(v, before[k]) for k, v in tensors(net).items())
-    assert not torch.allclose(out, copy.deepcopy(net)(x))
-
-
-def test_what_is_not_given_stays_the_networks_own() -> None:
-    net, x = nn.Linear(4, 3), torch.randn(2, 4)
-    bias = torch.randn(3)
-    assert torch.equal(call(net, places(net), {"bias": bias}, x), x @ net.weight.T + bias)
+    assert not torch.allclose(out["logits"], copy.deepcopy(net)(x))
 
 
 def test_a_failure_puts_all_back() -> None:
@@ -93,15 +89,20 @@ def test_a_failure_puts_all_back() -> None:
     before = tensors(net)
     zeros = {k: torch.zeros_like(v) for k, v in before.items()}
     with pytest.raises(RuntimeError):
-        call(net, places(net), zeros, torch.randn(2, 5))
+        Model(net).train(zeros, {}, torch.randn(2, 5))
     assert all(torch.equal(v, before[k]) for k, v in tensors(net).items())
     assert net.back.weight is net.there.weight
 
 
-def test_as_torchs_own_function() -> None:
-    net, x = normed().eval(), torch.randn(5, 4)
-    given = tensors(moved(net))
-    assert torch.equal(call(net, places(net), given, x), functional_call(net, given, (x,)))
+def test_tensors_of_stacked_clients_and_their_versions() -> None:
+    inside = list[bool]()
+    x = torch.ones(2, 3)
+    vmap(lambda v: (inside.append(within_vmap(v)), v)[1])(x)
+    assert [*inside, within_vmap(x), within_vmap(x.to_sparse())] == [True, False, False]
+    (before,) = versions([x])
+    assert versions([x.add_(1.0)]) == [(before or 0) + 1]
+    with torch.inference_mode():
+        assert versions([torch.ones(2)]) == [None]
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])  # noqa: S301

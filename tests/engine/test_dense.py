@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -15,15 +14,14 @@ from torch.nn import functional as F
 from fedshift import recipes
 from fedshift.algorithms.base import is_elementwise
 from fedshift.algorithms.fedavg import FedAvg
-from fedshift.client.dense import phase as module
-from fedshift.client.dense import train
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy
 from fedshift.client.oracles import Clip, Shift
-from fedshift.data import batches, plan_phase
+from fedshift.data import plan_phase
 from fedshift.engine.backends import loop
 from fedshift.engine.checks.gate import Gate
-from fedshift.engine.choosing.fastest import probe
+from fedshift.engine.dense import phase as module
+from fedshift.engine.dense import train
 from fedshift.engine.one_by_one import dense
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import run
@@ -33,6 +31,7 @@ from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds, generator
+from fedshift.tree import Parts, flatten
 from support.chains import AT_ONCE, MOST, REFUSED, TRAINED, gap, may_refuse, with_other_labels
 from support.every_method import MAKE, ROUNDS
 from support.federations import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
@@ -102,7 +101,7 @@ def test_what_it_is_not_for(name: str, reason: str, setting: Setting) -> None:
 def test_any_number_at_a_time(
     bytes_: int, setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "cache_of_a_core", lambda: bytes_ // module.CACHES)
+    monkeypatch.setattr(module, "TOGETHER", bytes_)
     federation = double(make_federation(setting.model))
     assert gap(recipes.scaffold, setting, federation, Stacked(dense=True)) < 1e-12
 
@@ -149,22 +148,6 @@ def test_a_shift_that_all_clients_share(memory: int, only: Any, setting: Setting
     assert different(plain, other)
 
 
-@dataclass(frozen=True)
-class Undense(Local):
-    """A phase of one's own, which takes one client."""
-
-    def __call__(self, *given: Any) -> Any:
-        *_, data, plan = given
-        return self.along(batches(data, plan), *given)
-
-
-@pytest.mark.slow
-def test_phases_that_take_one_client_are_given_one(setting: Setting) -> None:
-    setting = replace(setting, local=Undense(lr=0.1, batch=4))
-    federation = make_federation(setting.model)
-    assert gap(recipes.fedavg, setting, federation, Stacked(dense=True)) < 1e-6
-
-
 def test_methods_of_several_phases_are_not_at_once(setting: Setting) -> None:
     """The mean over phases would be one over clients, too."""
     phases = (setting.local, replace(setting.local, lr=0.01))
@@ -174,24 +157,6 @@ def test_methods_of_several_phases_are_not_at_once(setting: Setting) -> None:
 
     federation = make_federation(setting.model)
     assert gap(make, setting, double(federation), Stacked(dense=True)) < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("text", "bytes_"),
-    [("2048K\n", 2 << 20), ("512K", 512 << 10), ("0K", 1 << 20), ("2M", 1 << 20), (None, 1 << 20)],
-)
-def test_the_size_of_a_cores_cache(
-    text: str | None, bytes_: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "size"
-    monkeypatch.setattr(module, "SIZE", file)
-    if text is not None:
-        file.write_text(text)
-    module.cache_of_a_core.cache_clear()
-    try:
-        assert module.cache_of_a_core() == bytes_
-    finally:
-        module.cache_of_a_core.cache_clear()
 
 
 def three() -> nn.Module:
@@ -311,12 +276,27 @@ def test_workers_give_the_dense_loops_bits(setting: Setting) -> None:
     assert all(torch.equal(v, two.server["params"][k]) for k, v in one.server["params"].items())
 
 
-def test_the_probe_tries_it(setting: Setting) -> None:
-    federation = make_federation(setting.model)
-    contenders = {"dense": Stacked(dense=True), "dense, one by one": dense(loop)}
-    probed = probe(contenders, recipes.fedavg(setting), federation)
-    assert probed.seconds.keys() == {"loop", *contenders}
-    probed = probe(contenders, recipes.fedsam(setting), federation)
-    reason = "dense and dense, one by one are out: the backend dense trains chains"
-    assert reason in probed.line()
-    assert probed.seconds.keys() == {"loop"}
+def inferred(*trees: Parts) -> list[str]:
+    """Tensors made in inference mode, which allow no gradient."""
+    return [k for parts in trees for k, v in flatten(parts).items() if v.is_inference()]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", [*AT_ONCE, "fedbabu"])
+def test_what_a_round_leaves_is_for_gradients_too(name: str, setting: Setting) -> None:
+    """Training at once is in inference mode; its results can be trained by any backend."""
+    algorithm, federation = MAKE[name](setting), make_federation(setting.model)
+    played = last(run(algorithm, federation, 1, backend=Stacked(dense=True)))
+    assert not inferred(played.server, *played.states.values())
+    assert last(run(algorithm, federation, 2, backend=loop, after=played)).t == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"frozen": ("body.1",)}, {"only": ("head.bias",)}])
+@pytest.mark.parametrize("name", ["fedavg", "fedper"])
+def test_what_clients_were_sent_stays(name: str, options: dict[str, Any], setting: Setting) -> None:
+    """Updates reuse the memory of the trained tensors, not that of the message."""
+    setting = replace(setting, local=replace(setting.local, **options))
+    algorithm, federation = MAKE[name](setting), make_federation(setting.model)
+    before = {k: v.clone() for k, v in federation.params.items()}
+    last(run(algorithm, federation, 1, backend=Stacked(dense=True)))
+    assert all(torch.equal(v, before[k]) for k, v in federation.params.items())

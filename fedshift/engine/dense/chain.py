@@ -8,8 +8,10 @@ from typing import NamedTuple, Protocol, cast
 from torch import nn
 
 from fedshift.errors import UnfitError
-from fedshift.kernels.torch_private import has_hooks
 from fedshift.model import Model
+
+# Attributes in which a module stores its hooks.
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Chained(Protocol):
@@ -61,7 +63,7 @@ def layers_of(model: Model, dims: int) -> tuple[Layer, ...]:
 
 def _modules(net: nn.Module) -> Iterator[nn.Module]:
     """The modules of a chain in order, with nested chains expanded."""
-    if has_hooks(net):
+    if any(getattr(net, name, True) for name in HOOKS):
         raise not_dense(f"{type(net).__name__} has hooks")
     if type(net) is nn.Sequential:
         inner: Sequence[nn.Module] = tuple(net)

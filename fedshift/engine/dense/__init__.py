@@ -1,3 +1,3 @@
 """Local SGD on chains of linear layers without autograd. Its one door is `train`."""
 
-from fedshift.client.dense.phase import train as train
+from fedshift.engine.dense.phase import train as train
