@@ -98,8 +98,8 @@ def play_round(
     """One round over the cohort `ids` (ascending): weigh, train those with a weight, aggregate.
 
     If a bad reply ends the run (`Gate("stop")`), replies are summed as they arrive, and only what
-    the method needs besides their sums stays in memory. It works within `torch.no_grad()`, too. Random
-    numbers that the network draws without a seed end it (`fedshift.randomness.undrawn`).
+    the method needs besides their sums stays in memory. It works within `torch.no_grad()`, too.
+    Random numbers that the network draws without a seed end it (`fedshift.randomness.undrawn`).
     """
     trained = ask(algorithm.at(t), Capabilities.trained_model)
     # A layer that was replaced after the model was made would never be trained.

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from fedshift import recipes
-from fedshift.engine.dense import train
 from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.checks.gate import Gate
+from fedshift.engine.dense import train
 from fedshift.engine.processes import messages
 from fedshift.engine.processes import pool as module
 from fedshift.engine.processes.messages import pack, unpack
