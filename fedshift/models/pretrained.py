@@ -1,27 +1,33 @@
-"""ImageNet weights for our ResNets, through torchvision where it can be imported."""
+"""ImageNet weights for our ResNets: through torchvision, or from a file of tensors."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
-from fedshift.errors import InputError, NetworkError
-from fedshift.models.resnet import ResNet
+from fedshift.errors import DataError, InputError, NetworkError, nearest
+from fedshift.models.resnet import STAGES, ResNet
 
-# The two operators that torchvision's compiled part declares and its import needs.
-_SCHEMAS = ("nms", "qnms")
-_HEAD = 2
+SAFE, TORCH = (".safetensors",), (".pth", ".pt", ".bin")
+_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+_COUNTER, _HEAD = "num_batches_tracked", ("fc.weight", "fc.bias")
+# What is copied into float32 as it is; other kinds would be rounded or cut without a word.
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def imagenet(net: ResNet, depth: int) -> ResNet:
     """`net` with torchvision's IMAGENET1K_V1 weights up to the classifier; returns it.
 
-    Raises InputError where torchvision is not installed or the network is not made for such
+    Raises InputError where torchvision cannot be imported or the network is not made for such
     weights, NetworkError where they cannot be downloaded (torch keeps them in its hub folder).
     """
     models = torchvision_models()
@@ -33,73 +39,135 @@ def imagenet(net: ResNet, depth: int) -> ResNet:
             f"later, put the file into {torch.hub.get_dir()}/checkpoints, or set "
             "model.pretrained = false."
         ) from error
-    return load(net, source.state_dict())
-
-
-def load(net: ResNet, weights: Mapping[str, Tensor]) -> ResNet:
-    """Copy a torchvision ResNet's weights and statistics into `net`; returns it.
-
-    Both hold their tensors in the same order, so they are matched by place and shape; the last
-    two, torchvision's classifier over 1,000 classes, and our projection and head are left out.
-
-    Raises InputError at the first tensor that does not fit (another depth, norm or stem).
-    """
-    values = list(weights.items())[:-_HEAD]
-    # keep_vars: the tensors themselves, which are copied into below.
-    targets = list(net.body.state_dict(keep_vars=True).items())
-    if net.projection is not None:
-        targets = targets[:-_HEAD]
-    for (name, source), (key, target) in zip(values, targets, strict=False):
-        if source.shape != target.shape:
-            raise _unfit(f"{name} has shape {list(source.shape)}, {key} {list(target.shape)}")
-    # After the shapes, whose message says more.
-    if len(values) != len(targets):
-        raise _unfit(f"they are {len(values)} tensors, the network has {len(targets)}")
-    with torch.no_grad():
-        for (_, source), (_, target) in zip(values, targets, strict=True):
-            target.copy_(source)
-    return net
+    return load(net, depth, source.state_dict())
 
 
 def torchvision_models() -> ModuleType:
-    """The module torchvision.models.
-
-    torchvision's usual wheels are built with CUDA. Beside a torch without it their compiled part
-    cannot be loaded, and `import torchvision` fails because the operator torchvision::nms, which it
-    wants to describe, has not been declared. Only then, the two operators are declared without any
-    code behind them and the import is tried again: models work, torchvision.ops.nms does not.
-    Where the plain import works nothing is declared, since that would clash with the real ones.
-
-    Raises InputError where torchvision is not installed.
-    """
+    """The module torchvision.models. Raises InputError where it cannot be imported."""
     try:
         return import_module("torchvision.models")
-    except ImportError as error:
+    # Beside a torch of another build, torchvision fails with a RuntimeError.
+    except (ImportError, RuntimeError) as error:
         raise InputError(
-            "ImageNet weights come through torchvision, which cannot be imported "
-            f'({error}). Run `pip install --no-deps "torchvision==0.28.*"` (the version that '
-            "belongs to the installed torch; without --no-deps pip may exchange torch), or set "
-            "model.pretrained = false."
+            f"ImageNet weights come through torchvision, which cannot be imported ({error}). "
+            "Install the version that belongs to your torch, give the file of the weights "
+            "as model.weights, or set model.pretrained = false."
         ) from error
-    except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
-            raise
-    _declare()
-    return import_module("torchvision.models")
 
 
-@cache
-def _declare() -> torch.library.Library:
-    # Cached because the declarations vanish with the last reference to their library.
-    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-    for name in _SCHEMAS:
-        schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        library.define(schema)  # type: ignore[no-untyped-call]
-    return library
+def from_file(net: ResNet, depth: int, path: Path) -> ResNet:
+    """`net` with the weights of `path` up to the classifier; returns it.
+
+    The file has the tensors of torchvision's resnet18 or resnet50 under their names there, as
+    resnet50-0676ba61.pth does. Files from before counters of batches existed lack these alone.
+
+    Raises InputError for a file of another network, DataError for a damaged one.
+    """
+    return load(net, depth, read_weights(path), f"{path}: ")
 
 
-def _unfit(what: str) -> InputError:
-    return InputError(
-        f"these weights are for another network: {what}. ImageNet weights fit a ResNet of the same "
-        'depth with norm="batch" and stem="imagenet".'
-    )
+def load(net: ResNet, depth: int, weights: Mapping[str, Tensor], where: str = "") -> ResNet:
+    """Copy torchvision's tensors into `net`, all or none; its classifier and counters are left out.
+
+    where: the beginning of messages. Raises InputError for weights of another network, DataError
+    for tensors that cannot be copied as they are.
+    """
+    names = torchvision_names(depth)
+    ours = list(net.body.state_dict(keep_vars=True).values())[: len(names)]
+    pairs = [(n, v) for n, v in zip(names, ours, strict=False) if not n.endswith(_COUNTER)]
+    needed = [name for name, _ in pairs]
+    whose = f"{where}not the weights of torchvision's resnet{depth}"
+    if missing := [n for n in needed if n not in weights]:
+        raise InputError(
+            f"{whose}: {missing[0]} is missing ({len(missing)} of {len(needed)} are)."
+            f"{nearest(missing[0], weights.keys() - {*names})}"
+        )
+    if others := sorted(weights.keys() - {*names, *_HEAD}):
+        raise InputError(f"{whose}: it has {others[0]}, which that network lacks")
+    for name, target in pairs:
+        if weights[name].shape != target.shape or len(ours) < len(names):
+            raise InputError(
+                f"{where}these weights are for another network: {name} is "
+                f"{list(weights[name].shape)}, ours {list(target.shape)}. They fit a ResNet of the "
+                'same depth with norm="batch" and stem="imagenet".'
+            )
+        if fault := _fault(name, weights[name]):
+            raise DataError(f"{where}{name} {fault}")
+    with torch.no_grad():
+        for name, target in pairs:
+            target.copy_(weights[name])
+    return net
+
+
+def _fault(name: str, value: Tensor) -> str | None:
+    """Why a tensor cannot be copied into float32 as it is; None where it can."""
+    if value.dtype not in _FLOATS or value.layout != torch.strided or value.is_meta:
+        kind = "meta" if value.is_meta else f"{value.layout} {value.dtype}".replace("torch.", "")
+        return f"is of kind {kind}; save the weights as strided tensors of 16, 32 or 64 bits"
+    if not bool(torch.isfinite(value.float()).all()):
+        return "holds numbers that are not finite in float32; get the file anew"
+    if name.endswith("running_var") and bool((value < 0).any()):
+        return "holds variances below 0; get the file anew"
+    return None
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name; nothing that the file holds is executed.
+
+    Raises InputError for a file that is not there or of another kind, DataError for one that is
+    damaged or holds other things than tensors.
+    """
+    if not os.path.isfile(path):
+        raise InputError(f'model.weights: there is no file "{path}"; name one that is there')
+    ending = path.suffix.lower()
+    if ending not in (*SAFE, *TORCH):
+        kinds = ", ".join((*SAFE, *TORCH))
+        raise InputError(f"model.weights: {path} ends in {ending or 'nothing'}; allowed: {kinds}")
+    try:
+        # torch's restricted reader makes tensors and containers alone.
+        read: Any = (
+            load_file(path) if ending in SAFE
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )  # fmt: skip
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: cannot be read as weights ({error}); get the file anew") from None
+    except Exception:  # of many kinds, an unpickler's own among them, whose text is no advice
+        raise DataError(
+            f"{path}: is damaged, or holds more than tensors, which is never executed; save "
+            "net.state_dict() with torch.save, or get the file anew"
+        ) from None
+    inner = read.get("state_dict") if isinstance(read, Mapping) else None
+    named = inner if isinstance(inner, Mapping) else read
+    if not isinstance(named, Mapping) or not named:
+        raise DataError(f"{path}: holds no tensors by name; save a state_dict")
+    tensors: dict[str, Tensor] = {}
+    for name, value in named.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise DataError(f"{path}: {name!r} is a {kind} and no tensor; save a state_dict")
+        bare = name.removeprefix("module.")  # of a network that was trained on several devices
+        if bare in tensors:
+            raise DataError(f'{path}: has {bare} twice, with and without "module."; save one')
+        tensors[bare] = value
+    return tensors
+
+
+def torchvision_names(depth: int) -> list[str]:
+    """torchvision's names of a ResNet's tensors without its classifier, in its order.
+
+    Raises InputError for a depth that `ResNet` does not have.
+    """
+    if depth not in STAGES:
+        raise InputError(f"depth={depth!r}; allowed: {', '.join(map(str, STAGES))}")
+    blocks, _ = STAGES[depth]
+    places = ["conv1", "bn1"]
+    for stage, count in enumerate(blocks, 1):
+        for k in range(count):
+            block = f"layer{stage}.{k}"
+            for c in range(1, {18: 2, 50: 3}[depth] + 1):
+                places += [f"{block}.conv{c}", f"{block}.bn{c}"]
+            # The first block of a stage changes the width or the size, but for ResNet-18's first.
+            if k == 0 and (stage > 1 or depth == 50):
+                places += [f"{block}.downsample.0", f"{block}.downsample.1"]
+    norms = ("bn1", "bn2", "bn3", "downsample.1")
+    return [f"{p}.{n}" for p in places for n in (_NORM if p.endswith(norms) else ("weight",))]

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fedshift.errors import InputError, NetworkError
+from fedshift.errors import InputError
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.config.networks import network
 from fedshift.experiments.config.schema import Network
 from fedshift.experiments.task.preparing import scaled
 from fedshift.model import Model, build
-from fedshift.models import pretrained
 from fedshift.models.dense import Mlp
 from fedshift.models.resnet import Block, ResNet, stem_for
 from fedshift.outputs import dry_logits
@@ -30,7 +24,7 @@ def size_of(net: nn.Module) -> int:
     return sum(p.numel() for p in net.parameters())
 
 
-def images(n: int = 4, side: int = 16) -> Tensor:
+def images(n: int = 4, side: int = 16) -> torch.Tensor:
     return torch.rand(n, 3, side, side, generator=generator("resnet")) * 2 - 1
 
 
@@ -104,16 +98,11 @@ def test_the_stem_follows_the_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"depth": 34}, "depth=34; allowed: 18, 50"),
-        ({"norm": "groups"}, 'unknown norm "groups".*Did you mean "group"'),
-        ({"stem": "cifr"}, 'unknown stem "cifr".*Did you mean "cifar"'),
-        ({"colours": "imagenet", "channels": 1}, "3 channels, the images have 1"),
-    ],
+    "options",
+    [{"depth": 34}, {"norm": "groups"}, {"stem": "cifr"}, {"colours": "imagenet", "channels": 1}],
 )
-def test_other_networks_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_other_networks_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(options)).rstrip("s")):
         ResNet(**({"depth": 18, "classes": 5} | options))
 
 
@@ -217,109 +206,3 @@ def test_options_of_batch_norm_are_refused_elsewhere(key: str) -> None:
         InputError, match=f'{key} is for "resnet18" and "resnet50", not for "lenet"'
     ):
         validate({"model": {"name": "lenet", key: True}})
-
-
-# ------------------------------------------------------------------------------- ImageNet weights
-
-
-def torchvision_like(net: ResNet) -> dict[str, Tensor]:
-    """A state in torchvision's order and shapes, with its classifier of 1,000 classes."""
-    source = generator("weights")
-    values = [
-        torch.rand(v.shape, generator=source) if v.is_floating_point() else torch.tensor(7)
-        for v in net.body.state_dict().values()
-    ]
-    head = [torch.zeros(1000, net.head.in_features), torch.zeros(1000)]
-    return {f"their.{k}": v for k, v in enumerate([*values, *head])}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("projection", [None, 16])
-def test_weights_are_copied_up_to_the_classifier(projection: int | None) -> None:
-    net = ResNet(18, 5, projection=projection)
-    head = net.head.weight.detach().clone()
-    given = torchvision_like(ResNet(18, 5))
-    assert pretrained.load(net, given) is net
-    for mine, theirs in zip(
-        net.body.state_dict().values(), list(given.values())[:-2], strict=False
-    ):
-        assert torch.equal(mine, theirs)
-    assert torch.equal(net.head.weight, head)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "other", [{"depth": 50}, {"norm": "group"}, {"stem": "cifar"}, {"channels": 1}]
-)
-def test_weights_of_another_network_are_refused_and_nothing_copied(other: dict[str, Any]) -> None:
-    net = ResNet(**({"depth": 18, "classes": 5} | other))
-    before = {k: v.clone() for k, v in net.state_dict().items()}
-    with pytest.raises(
-        InputError, match="these weights are for another network: .*same depth with"
-    ):
-        pretrained.load(net, torchvision_like(ResNet(18, 5)))
-    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
-
-
-def test_without_torchvision_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    monkeypatch.delitem(sys.modules, "torchvision.models", raising=False)
-    with pytest.raises(InputError, match="--no-deps .*or set model.pretrained = false"):
-        network(Network(name="resnet18", pretrained=True), (3, 96, 96), 7, seed=0)
-
-
-def test_a_failed_download_is_a_network_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Models:
-        @staticmethod
-        def resnet18(weights: str) -> nn.Module:
-            raise OSError(f"no route to {weights}")
-
-    monkeypatch.setattr(pretrained, "torchvision_models", lambda: Models)
-    with pytest.raises(NetworkError, match=r"no route to IMAGENET1K_V1. Try again later, put the"):
-        pretrained.imagenet(ResNet(18, 5), 18)
-
-
-FAKE = """
-import torch
-@torch.library.register_fake("torchvision::nms")
-def nms(dets, scores, iou_threshold):
-    return dets
-"""
-USE = """
-import torch
-from fedshift.models.pretrained import torchvision_models
-{before}
-print(torchvision_models().NAME, hasattr(torch.ops.torchvision, "qnms"))
-"""
-REAL = 'lib = torch.library.Library("torchvision", "DEF")\n' + (
-    'lib.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")'
-)
-
-
-def run_with(folder: Path, init: str, before: str) -> subprocess.CompletedProcess[str]:
-    package = folder / "torchvision"
-    package.mkdir()
-    (package / "__init__.py").write_text(init)
-    (package / "models.py").write_text('NAME = "models"\n')
-    path = os.pathsep.join([str(folder), str(Path(__file__).parents[2])])
-    return subprocess.run(
-        [sys.executable, "-c", USE.format(before=before)],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
-@pytest.mark.slow
-def test_operators_are_declared_where_the_plain_import_fails(tmp_path: Path) -> None:
-    """In a process of its own, since declarations stay; the package fails as the real one does."""
-    done = run_with(tmp_path, FAKE, "")
-    assert done.stdout.split() == ["models", "True"], done.stderr
-
-
-@pytest.mark.slow
-def test_operators_are_declared_nowhere_else(tmp_path: Path) -> None:
-    for name in ("real", "broken"):
-        (tmp_path / name).mkdir()
-    done = run_with(tmp_path / "real", FAKE, REAL)
-    assert done.stdout.split() == ["models", "False"], done.stderr
-    done = run_with(tmp_path / "broken", 'raise RuntimeError("out of cheese")', "")
-    assert re.search("RuntimeError: out of cheese", done.stderr)

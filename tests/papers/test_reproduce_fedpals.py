@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedshift.models.pretrained import torchvision_names
 from fedshift.models.resnet import ResNet
-from fedshift.models.weight_file import torchvision_names
 from fedshift.report.charts import LineChart
 from fedshift.sweeps.records import RECORDS, recorded_in
 from fedshift.sweeps.store import Store

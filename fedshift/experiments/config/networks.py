@@ -15,11 +15,10 @@ from fedshift.models.dense import Mlp, routed_mlp
 from fedshift.models.etf import TEMPERATURE, with_etf
 from fedshift.models.lenet import LeNet
 from fedshift.models.lenet_gn import SMALL, lenet_gn
-from fedshift.models.pretrained import imagenet
+from fedshift.models.pretrained import from_file, imagenet
 from fedshift.models.projected import WIDTH, projected_lenet, projected_mlp
 from fedshift.models.resnet import Norm, ResNet, stem_for
 from fedshift.models.resnet_routed import resnet18_routed
-from fedshift.models.weight_file import from_file
 
 # Networks that take images as bytes, too: large data sets need not be converted in memory.
 BYTES = ("resnet18-gn", "resnet18", "resnet50")
