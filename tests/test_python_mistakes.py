@@ -72,7 +72,6 @@ from fedshift.server.prior import calibrate, calibrated_shift, calibration_sums
 from fedshift.server.weights import BySize, Pals
 from fedshift.shifts import Iid
 from fedshift.shifts.covariate import Compose
-from fedshift.shifts.crop import RandomResizedCrop
 from fedshift.shifts.noise import GaussianNoise
 from fedshift.tasks.task import Task as Federated
 from fedshift.tree import flatten, unflatten

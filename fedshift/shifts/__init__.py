@@ -22,7 +22,6 @@ from fedshift.shifts.covariate import bit_pool as bit_pool
 from fedshift.shifts.covariate import fashion_pool as fashion_pool
 from fedshift.shifts.covariate import transform_of as transform_of
 from fedshift.shifts.covariate import wide_pool as wide_pool
-from fedshift.shifts.crop import RandomResizedCrop as RandomResizedCrop
 from fedshift.shifts.groups import group_shares as group_shares
 from fedshift.shifts.groups import whole_groups as whole_groups
 from fedshift.shifts.label import DirichletPerClass as DirichletPerClass
@@ -36,7 +35,6 @@ from fedshift.shifts.measures import domain_auc as domain_auc
 from fedshift.shifts.measures import label_distances as label_distances
 from fedshift.shifts.noise import GaussianNoise as GaussianNoise
 from fedshift.shifts.noise import noise_pool as noise_pool
-from fedshift.shifts.noise import noisy_writers as noisy_writers
 from fedshift.shifts.quantity import QuantitySkew as QuantitySkew
 from fedshift.shifts.target import dirichlet_marginal as dirichlet_marginal
 from fedshift.shifts.target import resample_to as resample_to

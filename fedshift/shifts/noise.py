@@ -1,4 +1,4 @@
-"""Feature shift by Gaussian noise that grows with the client's id, alone or with writers."""
+"""Feature shift by Gaussian noise that grows with the client's id."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import math
 from dataclasses import dataclass
 
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedshift.arguments import check_fields
 from fedshift.errors import InputError
 from fedshift.seeds import generator, numpy_generator
-from fedshift.shifts.base import Partition, check_count
+from fedshift.shifts.base import check_count
 from fedshift.shifts.colour import check_images
 from fedshift.shifts.covariate import Pool
-from fedshift.shifts.groups import group_shares
 
 
 @dataclass(frozen=True)
@@ -93,15 +91,3 @@ def noise_pool(sigma: float, clients: int, seed: int = 0) -> Pool:
     # From 1: at i = 0 the first client would see clean images.
     steps = range(1, clients + 1)
     return tuple(GaussianNoise(sigma * i / clients, seed, i - 1) for i in steps)
-
-
-def noisy_writers(
-    writers: ArrayLike, clients: int, sigma: float, seed: int = 0
-) -> tuple[Partition, Pool]:
-    """(rows of each client, what its images go through): writers in disjoint groups, and noise.
-
-    `writers` [n] numbers each sample's writer; rows by `group_shares`, noise by `noise_pool`. The
-    MADE/MOON report's feature shift has 30 clients and sigma = 0.5. Raises InputError as they do.
-    """
-    parts = group_shares(writers, clients, numpy_generator(seed, "writers"))
-    return parts, noise_pool(sigma, clients, seed)

@@ -29,7 +29,8 @@ from fedshift.experiments.task.preparing import Prepared, prepare
 from fedshift.recipes import Setting
 from fedshift.record.folder import read_run
 from fedshift.report.page import page
-from fedshift.shifts import domain_auc, label_distances, noise_pool, noisy_writers
+from fedshift.seeds import numpy_generator
+from fedshift.shifts import domain_auc, group_shares, label_distances, noise_pool
 from fedshift.shifts.noise import Shared
 from support.writer_fixtures import EACH, OTHERS, WRITERS, write_digits
 
@@ -82,10 +83,10 @@ def test_whole_writers_go_to_clients_and_the_test_file_is_the_test() -> None:
 
 @pytest.mark.slow
 def test_noise_is_the_pools_and_grows_with_the_client() -> None:
-    """As in `noisy_writers`, client by client; the test set is clean unless asked for."""
+    """Client by client; the test set is clean unless asked for."""
     clean, noisy = ready(), ready(noise=0.5)
     ids = writer_ids("femnist-digits")[: WRITERS * EACH]
-    parts, pool = noisy_writers(ids, 6, 0.5, 0)
+    parts, pool = group_shares(ids, 6, numpy_generator(0, "writers")), noise_pool(0.5, 6)
     x = datasets.load("femnist-digits").train.x
     spread = []
     for part, look, one, other in zip(

@@ -1,9 +1,6 @@
-"""Pools of feature shifts, their order and indices, random crops, and the authors' 8-bit path."""
+"""Pools of feature shifts, their order and indices, and the authors' 8-bit path."""
 
 from __future__ import annotations
-
-import re
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedshift.errors import InputError
-from fedshift.seeds import generator
 from fedshift.shifts import (
     Brightness,
     Compose,
@@ -20,7 +16,6 @@ from fedshift.shifts import (
     Hue,
     Invert,
     Posterise,
-    RandomResizedCrop,
     Saturation,
     bit_pool,
     fashion_pool,
@@ -114,54 +109,6 @@ def test_the_intensities_are_ordered() -> None:
         assert moved[0] < moved[1] < moved[2]
 
 
-# ---------------------------------------------------------------------------------------- crops
-
-
-def test_a_crop_is_a_box_resized() -> None:
-    x, crop = images(40, side=32), RandomResizedCrop()
-    out = crop(x, generator(5))
-    top, left, rows, columns = crop.boxes(40, 32, 32, generator(5))
-    for j in range(40):
-        box = x[j : j + 1, :, top[j] : top[j] + rows[j], left[j] : left[j] + columns[j]]
-        expected = F.interpolate(box, (32, 32), mode="bilinear", align_corners=False)
-        assert close(out[j : j + 1], expected, 1e-5)
-    assert not close(out, x, 0.01)
-    assert torch.equal(out, crop(x, generator(5)))
-    assert not torch.equal(out, crop(x, generator(6)))
-
-
-@pytest.mark.parametrize(("height", "width"), [(32, 32), (28, 40)])
-def test_boxes_keep_to_their_shares_and_ratios(height: int, width: int) -> None:
-    crop = RandomResizedCrop((0.3, 0.9), (0.5, 2.0))
-    top, left, rows, columns = crop.boxes(5000, height, width, generator(1))
-    assert bool(((top >= 0) & (top + rows <= height)).all())
-    assert bool(((left >= 0) & (left + columns <= width)).all())
-    share = rows * columns / (height * width)
-    assert 0.27 < float(share.min()) < 0.33
-    assert 0.8 < float(share.max()) < 0.95
-    ratio = columns / rows
-    assert 0.5 - 0.05 < float(ratio.min()) < float(ratio.max()) < 2.0 + 0.1
-    # Before boxes that do not fit are drawn again both directions are equally likely; so the mean
-    # of the logarithms is 0 for square images.
-    if height == width:
-        assert abs(float(ratio.log().mean())) < 0.03
-    free = height - rows
-    assert abs(float((top[free > 4] / free[free > 4]).mean()) - 0.5) < 0.03
-
-
-def test_a_crop_of_everything_is_the_image() -> None:
-    whole = RandomResizedCrop((1.0, 1.0), (1.0, 1.0))
-    assert close(whole(images(), generator(0)), images())
-    assert whole(images(0), generator(0)).shape == (0, 3, 9, 9)
-
-
-def test_where_no_box_fits_the_largest_central_one_is_taken() -> None:
-    top, left, rows, columns = RandomResizedCrop((1, 1), (2, 2)).boxes(1, 32, 32, generator(0))
-    assert (int(top), int(left), int(rows), int(columns)) == (8, 0, 16, 32)
-    top, left, rows, columns = RandomResizedCrop((1, 1), (0.5, 0.5)).boxes(1, 8, 32, generator(0))
-    assert (int(top), int(left), int(rows), int(columns)) == (0, 14, 8, 4)
-
-
 # ------------------------------------------------------------------------ beside the 8-bit path
 
 
@@ -201,23 +148,9 @@ def test_rounding_moves_the_8_bit_path_by_a_few_levels_at_most_in_the_mean() -> 
             assert float((other - ours[j]).abs().mean()) > 5
 
 
-# -------------------------------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda: bit_pool("hgih"), 'unknown intensity "hgih"; allowed: high, low, mid. Did you'),
-        (
-            lambda: transform_of(bit_pool(), 8),
-            "client=8; allowed: a whole number from 0 to 7. Use at most 8 clients, or a larger",
-        ),
-        (lambda: transform_of(bit_pool(), -1), "client=-1; allowed"),
-        (lambda: RandomResizedCrop((0.9, 0.5)), "scale=(0.9, 0.5); allowed: 0 < low <= high <= 1"),
-        (lambda: RandomResizedCrop(ratio=(0, 1)), "ratio=(0, 1); allowed: 0 < low <= high"),
-        (lambda: RandomResizedCrop()(images() + 1, generator(0)), "allowed: 0 to 1"),
-    ],
-)
-def test_bad_input(call: Callable[[], object], says: str) -> None:
-    with pytest.raises(InputError, match=re.escape(says)):
-        call()
+def test_other_pools_and_clients_are_refused() -> None:
+    with pytest.raises(InputError, match="intensity"):
+        bit_pool("hgih")
+    for client in (8, -1):
+        with pytest.raises(InputError, match=f"client={client}"):
+            transform_of(bit_pool(), client)

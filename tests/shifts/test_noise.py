@@ -1,4 +1,4 @@
-"""Noise that grows with the client's number, writers in disjoint groups, and both."""
+"""Noise that grows with the client's number, and writers in disjoint groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from fedshift.shifts import (
     check_partition,
     group_shares,
     noise_pool,
-    noisy_writers,
     transform_of,
     whole_groups,
 )
@@ -124,17 +123,8 @@ def test_writers_are_dealt_at_random() -> None:
     assert not all(np.array_equal(a, b) for a, b in zip(one, fixed, strict=True))
 
 
-def test_writers_and_noise_together() -> None:
-    who = written()
-    parts, pool = noisy_writers(who, 30, 0.5, seed=4)
-    expected = group_shares(who, 30, numpy_generator(4, "writers"))
-    assert all(np.array_equal(a, b) for a, b in zip(parts, expected, strict=True))
-    assert pool == noise_pool(0.5, 30, 4)
-    assert pool[-1] == GaussianNoise(0.5, 4, 29)
-
-
 def test_too_few_writers_are_refused() -> None:
     with pytest.raises(InputError, match="clients=63, but there are 62 groups"):
-        noisy_writers(written(), 63, 0.5)
+        group_shares(written(), 63, numpy_generator(0))
     with pytest.raises(InputError, match="one whole number >= 0 for each sample"):
         group_shares(np.array([0.5, 1.0]), 1, numpy_generator(0))

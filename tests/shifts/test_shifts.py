@@ -203,59 +203,48 @@ def test_beta_goes_from_one_label_to_iid(kind: type[DirichletPerClient]) -> None
 # --- bad input -----------------------------------------------------------------------------------
 
 Y = np.repeat(np.arange(3), 10)
+# (the call, what its message names): the argument at fault and the value.
 BAD: list[tuple[Callable[[], object], str]] = [
-    (lambda: DirichletPerClient(-0.1), r"beta=-0.1; allowed: a number from 1e-06 to 1e\+06"),
-    (lambda: DirichletPerClass(float("nan")), "beta=nan; allowed"),
-    (lambda: QuantitySkew(float("inf")), "beta=inf; allowed.*Iid"),
-    (lambda: QuantitySkew(True), "beta=True; allowed"),
-    (lambda: DirichletPerClass("0.1"), "beta='0.1'; allowed"),  # type: ignore[arg-type]
-    (lambda: DirichletPerClient(1, rule="fil"), 'unknown rule "fil".*exact, fill.*mean "fill"'),  # type: ignore[arg-type]
-    (
-        lambda: DirichletPerClient(1, min_size=0),
-        "min_size=0; allowed: a whole number of at least 1",
-    ),
-    (lambda: DirichletPerClass(1, min_size=-1), "min_size=-1; allowed"),
-    (lambda: QuantitySkew(1, min_size=1.5), "min_size=1.5; allowed"),  # type: ignore[arg-type]
-    (lambda: Sparsity(0), "labels_per_client=0; allowed: a whole number of at least 1"),
-    (lambda: Sparsity(True), "labels_per_client=True; allowed"),
-    (lambda: Shards(0), "per_client=0; allowed"),
-    (lambda: Sparsity(4)(Y, 3, 2, rng(0)), "labels_per_client=4; allowed: 1 to 3.*Lower"),
-    (lambda: Sparsity(4)(Y, 5, 2, rng(0)), "1 to 3.*2 of 5 classes having no samples"),
-    (lambda: Sparsity(3)(Y, 3, 11, rng(0)), "label 0 is drawn by 11 of 11 clients but has 10"),
-    (lambda: Shards(4)(Y, 3, 10, rng(0)), "makes 40 shards of 30 samples; allowed.*up to 3"),
-    (lambda: Iid()(Y, 3, 0, rng(0)), "clients=0; allowed: a whole number from 1 to 30"),
-    (lambda: Iid()(Y, 3, 31, rng(0)), "clients=31.*Each client needs at least one sample"),
-    (lambda: Iid()(Y, 0, 2, rng(0)), "classes=0; allowed"),
-    (lambda: Iid()(Y, 2, 2, rng(0)), "label 2 with classes=2; allowed: 0..1"),
-    (lambda: Iid()(Y - 1, 3, 2, rng(0)), "label -1 with classes=3; allowed: 0..2"),
-    (lambda: Iid()(Y[:0], 3, 1, rng(0)), r"labels of shape \(0,\).*at least one sample"),
-    (lambda: Iid()(Y[None], 3, 1, rng(0)), r"labels of shape \(1, 30\); allowed: a vector"),
-    (lambda: Iid()(Y / 1.0, 3, 1, rng(0)), "labels of type float64; allowed: whole numbers 0..2"),
-    (lambda: Iid()(Y, 3, 1, 0), "rng=0; allowed: a numpy Generator"),  # type: ignore[arg-type]
-    (lambda: QuantitySkew(1, 11)(Y, 3, 3, rng(0)), "needs 33 samples; there are 30.*at most 10"),
-    (lambda: DirichletPerClass(0.01, 3)(Y, 3, 10, rng(0)), "min_size=3 not reached.*raise beta"),
-    (lambda: DirichletPerClient(0.01, 3)(Y, 3, 10, rng(0)), 'not reached.*rule="fill"'),
-    (
-        lambda: resample_to(Y, [0.5, 0.5], 3, rng(0)),
-        "marginal has 2 numbers; allowed: one for each",
-    ),
-    (lambda: resample_to(Y, [0.5, 0.5, 0.5], 3, rng(0)), "sums to 1.5; allowed: 1 within 1e-6"),
-    (lambda: resample_to(Y, [1.5, -0.5, 0], 3, rng(0)), r"marginal\[1\]=-0.5; allowed: finite"),
-    (lambda: resample_to(Y, [1, 0, np.nan], 3, rng(0)), r"marginal\[2\]=nan; allowed: finite"),
-    (lambda: resample_to(Y, [0.5, 0, 0, 0.5], 4, rng(0)), r"no samples of label 3. Set its mass"),
-    (lambda: resample_to(Y, [1, 0, 0], 3, rng(0), 11), "from 1 to 10. Label 0 has 10 samples"),
-    (lambda: resample_to(Y, [1, 0, 0], 3, rng(0), 0), "size=0; allowed: a whole number from 1"),
-    (lambda: sparse_marginal(3, 4, rng(0)), "labels_per_client=4; allowed: 1 to 3"),
-    (lambda: dirichlet_marginal(3, 0, rng(0)), "beta=0; allowed"),
-    (lambda: marginals([[1, -1]]), "finite numbers >= 0"),
-    (lambda: marginals([[1, 2], [3]]), "counts: .*allowed: numbers, all rows equally long"),
-    (lambda: resample_to(Y, ["a", 0, 0], 3, rng(0)), "marginal: .*'a'; allowed: numbers"),  # type: ignore[list-item]
-    (lambda: marginals([1, 2]), r"counts of shape \(2,\); allowed: a table"),
-    (lambda: label_counts(Y, [np.arange(30)], 2), "labels from 0 to 2 with classes=2"),
+    (lambda: DirichletPerClient(-0.1), "beta=-0.1"),
+    (lambda: DirichletPerClass(float("nan")), "beta=nan"),
+    (lambda: QuantitySkew(True), "beta=True"),
+    (lambda: DirichletPerClass("0.1"), "beta='0.1'"),  # type: ignore[arg-type]
+    (lambda: DirichletPerClient(1, rule="fil"), 'rule "fil".*mean "fill"'),  # type: ignore[arg-type]
+    (lambda: DirichletPerClient(1, min_size=0), "min_size=0"),
+    (lambda: QuantitySkew(1, min_size=1.5), "min_size=1.5"),  # type: ignore[arg-type]
+    (lambda: Sparsity(0), "labels_per_client=0"),
+    (lambda: Shards(0), "per_client=0"),
+    (lambda: Sparsity(4)(Y, 5, 2, rng(0)), "labels_per_client=4.*2 of 5 classes"),
+    (lambda: Sparsity(3)(Y, 3, 11, rng(0)), "label 0 is drawn by 11 of 11 clients"),
+    (lambda: Shards(4)(Y, 3, 10, rng(0)), "per_client=4"),
+    (lambda: Iid()(Y, 3, 0, rng(0)), "clients=0"),
+    (lambda: Iid()(Y, 3, 31, rng(0)), "clients=31"),
+    (lambda: Iid()(Y, 0, 2, rng(0)), "classes=0"),
+    (lambda: Iid()(Y, 2, 2, rng(0)), "label 2 with classes=2"),
+    (lambda: Iid()(Y - 1, 3, 2, rng(0)), "label -1 with classes=3"),
+    (lambda: Iid()(Y[:0], 3, 1, rng(0)), r"labels of shape \(0,\)"),
+    (lambda: Iid()(Y[None], 3, 1, rng(0)), r"labels of shape \(1, 30\)"),
+    (lambda: Iid()(Y / 1.0, 3, 1, rng(0)), "labels of type float64"),
+    (lambda: Iid()(Y, 3, 1, 0), "rng=0"),  # type: ignore[arg-type]
+    (lambda: QuantitySkew(1, 11)(Y, 3, 3, rng(0)), "min_size=11"),
+    (lambda: DirichletPerClass(0.01, 3)(Y, 3, 10, rng(0)), "min_size=3 not reached"),
+    (lambda: resample_to(Y, [0.5, 0.5], 3, rng(0)), "marginal has 2 numbers"),
+    (lambda: resample_to(Y, [0.5, 0.5, 0.5], 3, rng(0)), "marginal sums to 1.5"),
+    (lambda: resample_to(Y, [1.5, -0.5, 0], 3, rng(0)), r"marginal\[1\]=-0.5"),
+    (lambda: resample_to(Y, [1, 0, np.nan], 3, rng(0)), r"marginal\[2\]=nan"),
+    (lambda: resample_to(Y, ["a", 0, 0], 3, rng(0)), "marginal: .*'a'"),  # type: ignore[list-item]
+    (lambda: resample_to(Y, [0.5, 0, 0, 0.5], 4, rng(0)), "no samples of label 3"),
+    (lambda: resample_to(Y, [1, 0, 0], 3, rng(0), 11), "size=11"),
+    (lambda: sparse_marginal(3, 4, rng(0)), "labels_per_client=4"),
+    (lambda: dirichlet_marginal(3, 0, rng(0)), "beta=0"),
+    (lambda: marginals([[1, -1]]), "counts"),
+    (lambda: marginals([[1, 2], [3]]), "counts"),
+    (lambda: marginals([1, 2]), "counts"),
+    (lambda: label_counts(Y, [np.arange(30)], 2), "labels from 0 to 2"),
 ]
 
 
-@pytest.mark.parametrize(("call", "says"), BAD, ids=[says[:30] for _, says in BAD])
-def test_bad_input_says_what_is_allowed(call: Callable[[], object], says: str) -> None:
-    with pytest.raises(InputError, match=f"(?s){says}"):
+@pytest.mark.parametrize(("call", "names"), BAD, ids=[names for _, names in BAD])
+def test_bad_input_is_named(call: Callable[[], object], names: str) -> None:
+    with pytest.raises(InputError, match=f"(?s){names}"):
         call()
