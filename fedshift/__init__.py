@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, TrainingError
-from fedshift.moved import find_former_modules
 
 if TYPE_CHECKING:
     from fedshift.algorithms.fedavg import FedAvg
@@ -55,8 +54,6 @@ _LAZY = {
     "run": "fedshift.engine.run",
 }
 
-find_former_modules()
-
 __version__ = "0.1.0"
 __all__ = [
     "AccuracyEstimate",
@@ -97,5 +94,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    helpers = {"TYPE_CHECKING", "annotations", "find_former_modules", "import_module"}
+    helpers = {"TYPE_CHECKING", "annotations", "import_module"}
     return sorted({*__all__, *globals()} - helpers)

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from fedshift.errors import InputError, shown
-from fedshift.flower.chosen import APP, chosen, imported, present
+from fedshift.flower.chosen import APP, chosen, imported
 from fedshift.flower.installed import put_in_place
 from fedshift.flower.notices import notify
 from fedshift_deploy.log_records import leave_out_tracebacks
@@ -21,7 +21,7 @@ def check_app(sent: bytes) -> None:
     from flwr.common.config import get_fab_config
 
     named = get_fab_config(sent)["tool"]["flwr"]["app"]["components"].get("clientapp")
-    if present(str(named)) != chosen(APP):
+    if str(named) != chosen(APP):
         raise InputError(
             f'the server sends the app "{shown(str(named))}", and this client runs "{chosen(APP)}" '
             "alone; the server's operator brings back the app of `fedshift deploy init`, or name "

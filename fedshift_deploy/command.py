@@ -135,13 +135,11 @@ def _check_server(folder: Path, host: str, port: int) -> list[str]:
         f"{certificate}: valid until {valid_until(certificate)}",
         f"{len(clients)} clients' keys; {host}:{port} is free",
     ]
-    if loaded := _loaded(folder):
-        config, source = loaded
-        with source.placing():
-            untried = check_start(config)
-        cap = cap_text(config.method, config.training, config.clients)
-        lines += [cap, untried or "the experiment can start; nothing was trained"]
-    return lines
+    config, source = _loaded(folder)
+    with source.placing():
+        untried = check_start(config)
+    cap = cap_text(config.method, config.training, config.clients)
+    return [*lines, cap, untried or "the experiment can start; nothing was trained"]
 
 
 def _with_own(hosts: Sequence[str]) -> list[str]:
@@ -246,29 +244,26 @@ def _announced(
 
 
 def _experiment(folder: Path, *, late: bool) -> str:
-    """The TOML of the federation's experiment, after checks; "" in folders of earlier versions.
+    """The TOML of the federation's experiment, after checks.
 
     late: whether clients may join after the start.
     """
     from fedshift.experiments.config.load import dumps
     from fedshift_deploy.machines.deployable import check_min_clients
 
-    if (loaded := _loaded(folder)) is None:
-        return ""
+    config, _ = _loaded(folder)
     if late:
-        check_min_clients(loaded[0].data)
-    return dumps(loaded[0])
+        check_min_clients(config.data)
+    return dumps(config)
 
 
-def _loaded(folder: Path) -> tuple[Config, Source] | None:
-    """The federation's experiment, after checks; None in a folder of an earlier version."""
+def _loaded(folder: Path) -> tuple[Config, Source]:
+    """The federation's experiment, after checks."""
     from fedshift.experiments.config.load import dumps, load_with_source
     from fedshift_deploy.machines.deployable import configured
     from fedshift_deploy.place import EXPERIMENT, clients_of
 
     keys, file = len(clients_of(folder)), folder / EXPERIMENT
-    if not is_file(file):
-        return None
     config, source = load_with_source(file)
     with source.placing():
         configured(dumps(config))

@@ -173,23 +173,9 @@ def serve(
         if min_clients > clients:
             raise InputError(f"--min-clients {min_clients}: the federation has {clients} clients")
         given["min_clients"] = min_clients
-    _check_app(folder, given)
     given |= {"experiment": experiment} if experiment else {}
     with superlink(folder, host=host, port=port) as link, beside(link):
         submit(link, out, listen, patience=patience, timeout=timeout, **given)
-
-
-def _check_app(folder: Path, given: Mapping[str, str | float]) -> None:
-    """Raise InputError if the app, of an earlier version, lacks a key that Flower is to set."""
-    app = folder / "app" / "pyproject.toml"
-    text = app.read_text(encoding="utf-8")
-    for key, value in given.items():
-        if f"\n{key} = " not in text:
-            unset = json.dumps(type(value)())
-            raise InputError(
-                f"--{key.replace('_', '-')}: an earlier version made this federation; add the line "
-                f"`{key} = {unset}` at the end of {app}"
-            )
 
 
 def _register(place: Path, env: Mapping[str, str]) -> str:

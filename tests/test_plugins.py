@@ -6,18 +6,15 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from fedshift import datasets, shifts
+from fedshift import datasets
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.task.preparing import prepare
 from fedshift.plugins import PACKAGED
-from fedshift_papers.datasets.fedpals_clients import Imbalanced
-from fedshift_papers.datasets.gaussians import gaussians
 from support.command_line import code_of
 
 Install = Callable[[str, str, str], None]
@@ -135,24 +132,6 @@ def test_data_sets_of_a_package_must_be_in_a_tuple(install: Install) -> None:
     install("DATASETS = 3", "fedshift.datasets", "stranger = stranger_plugin:DATASETS")
     with pytest.raises(InputError, match=r"is no tuple of fedshift.datasets.Entry \(int\); update"):
         datasets.known()
-
-
-@pytest.mark.parametrize("name", ["heart", "iwildcam", "pacs", "retina"])
-def test_former_modules_are_the_present_ones(name: str) -> None:
-    sys.modules.pop(f"fedshift.datasets.{name}", None)
-    with pytest.deprecated_call(match=f"fedshift_papers.datasets.{name} now"):
-        before = import_module(f"fedshift.datasets.{name}")
-    assert before is import_module(f"fedshift_papers.datasets.{name}")
-    assert getattr(datasets, name) is before
-
-
-def test_former_names_are_the_present_ones() -> None:
-    with pytest.deprecated_call(match="fedshift_papers.datasets.gaussians.gaussians now"):
-        assert datasets.gaussians is gaussians
-    with pytest.deprecated_call(match="fedpals_clients.Imbalanced now"):
-        assert shifts.Imbalanced is Imbalanced
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = shifts.nonsense
 
 
 def test_a_broken_package_is_named_and_leaves_other_commands_alone(

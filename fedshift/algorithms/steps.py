@@ -8,15 +8,9 @@ from torch import Tensor
 
 from fedshift.data import ClientData
 from fedshift.model import Model, split_buffers
-from fedshift.moved import moved
 from fedshift.server.combine import combine_counters, total
 from fedshift.server.optimizers import ServerOptimizer
 from fedshift.tree import Params, Parts, sub
-
-__getattr__ = moved(
-    __name__,
-    **dict.fromkeys(("context_of", "train_locally", "train_phases"), "fedshift.client.local"),
-)
 
 REVEALED = {
     "delta": "the change of the shared parameters",

@@ -14,13 +14,6 @@ from fedshift.datasets.natural.loading import TABLES, load_table, natural_table
 from fedshift.datasets.natural.shift import LabelShift, label_shift
 from fedshift.datasets.natural.table import Table
 from fedshift.datasets.registry import Known, find, known, load
-from fedshift.moved import moved
-
-__getattr__ = moved(
-    __name__,
-    Gaussians="fedshift_papers.datasets.gaussians",
-    gaussians="fedshift_papers.datasets.gaussians",
-)
 
 __all__ = [
     "TABLES",

@@ -18,26 +18,15 @@ CHOICES = {
     SITE: "fedshift.experiments.on_flower:configured_site",
 }
 
-# Names of the defaults in federations that were made with earlier versions.
-FORMER = {
-    "fedshift.experiments.deployed:client_app": CHOICES[APP],
-    "fedshift.experiments.on_flower:configured_site": CHOICES[SITE],
-}
-
-
-def present(name: str) -> str:
-    """The present name of something that an earlier version called `name`."""
-    return FORMER.get(name, name)
-
 
 def chosen(variable: str) -> str:
     """This machine's choice: the environment variable, or the default."""
-    return present(os.environ.get(variable, CHOICES[variable]))
+    return os.environ.get(variable, CHOICES[variable])
 
 
 def imported(name: str) -> Any:
     """Import "module:name". Raises InputError if it does not exist."""
-    module, _, inner = present(name).partition(":")
+    module, _, inner = name.partition(":")
     try:
         return getattr(import_module(module), inner)
     except (ImportError, AttributeError, ValueError) as e:
@@ -51,7 +40,7 @@ def check_source(named: str) -> None:
     And it must not silently use its own: the server's report would name the wrong data.
     """
     mine = chosen(SITE)
-    if present(named) != mine:
+    if named != mine:
         raise InputError(
             f'the server says that clients have data from "{shown(named)}", and this client gives '
             f'it from "{shown(mine)}"; write the same "site" into this client\'s client.json and '

@@ -4,7 +4,6 @@ A shift is called as `shift(labels, classes, clients, rng)`; see `Shift`. Featur
 a client's images look like: `transform_of(pool, client)(images)`; see `covariate`.
 """
 
-from fedshift.moved import moved
 from fedshift.shifts.base import Partition as Partition
 from fedshift.shifts.base import Shift as Shift
 from fedshift.shifts.base import check_partition as check_partition
@@ -39,5 +38,3 @@ from fedshift.shifts.quantity import QuantitySkew as QuantitySkew
 from fedshift.shifts.target import dirichlet_marginal as dirichlet_marginal
 from fedshift.shifts.target import resample_to as resample_to
 from fedshift.shifts.target import sparse_marginal as sparse_marginal
-
-__getattr__ = moved(__name__, Imbalanced="fedshift_papers.datasets.fedpals_clients")

@@ -156,8 +156,8 @@ def _runs(
     """A setting's run for every seed, or for every target."""
     # The identity of a run includes the contents of its files, but not where they are.
     files = files_of(config)
-    moved = sorted((os.path.basename(path), digest) for path, digest in files.items())
-    beside, former = (json.dumps(of) if files else "" for of in (moved, files))
+    sums = sorted((os.path.basename(path), digest) for path, digest in files.items())
+    beside = json.dumps(sums) if sums else ""
     if targets:
         first = seeded(config.seeds, seeds[0], "training")
         data = [config.data.model_copy(update={"target": name}) for name in targets]
@@ -165,7 +165,7 @@ def _runs(
     else:
         changes = {s: {"seeds": seeded(config.seeds, s, vary)} for s in seeds}
     made = {unit: config.model_copy(update=change) for unit, change in changes.items()}
-    return {unit: run_of(one, beside, former) for unit, one in made.items()}
+    return {unit: run_of(one, beside) for unit, one in made.items()}
 
 
 def _points(file: Path, name: str, recipe: Recipe, values: Values) -> Iterator[tuple[str, Config]]:

@@ -35,14 +35,10 @@ HASH = 10
 
 @dataclass(frozen=True)
 class Run:
-    """One training run: the name of its folder, and its configuration; equal ones are one run.
-
-    former: the folder's name by an earlier version, "" if it is the same
-    """
+    """One training run: the name of its folder, and its configuration; equal ones are one run."""
 
     name: str
     config: Config
-    former: str = ""
 
     @property
     def id(self) -> str:
@@ -60,25 +56,17 @@ class Finished:
     config_sha256: str = ""
 
 
-def run_of(config: Config, beside: str = "", former: str = "") -> Run:
+def run_of(config: Config, beside: str = "") -> Run:
     """The run of a configuration, whose own `name` is replaced by the name of the folder.
 
-    beside: what else identifies the run, if no configuration can hold it. former: the same text in
-    an earlier version, with whole paths of files.
-
-    A key that a later version adds does not change the name (`Config.identity`). `Store.read`
-    refuses runs whose other keys have changed.
+    beside: what else identifies the run, if no configuration can hold it. `Store.read` refuses runs
+    whose keys have changed.
     """
-    readable = _readable(config)
-    name = _name(readable, config.identity, beside)
-    before = _name(readable, config.identity_by_path, former) if former else ""
-    return Run(name, config.model_copy(update={"name": name}), before)
-
-
-def _name(readable: str, identity: str, beside: str) -> str:
+    identity = config.identity
     if beside:
         identity = hashlib.sha256(f"{identity} {beside}".encode()).hexdigest()
-    return f"{readable}-{identity[:HASH]}"
+    name = f"{_readable(config)}-{identity[:HASH]}"
+    return Run(name, config.model_copy(update={"name": name}))
 
 
 def _readable(config: Config) -> str:
@@ -123,8 +111,7 @@ class Store:
 
     def path(self, run: Run) -> Path:
         """The run's folder, whether or not it exists."""
-        former = self.folder / run.former
-        return former if run.former and is_folder(former) else self.folder / run.name
+        return self.folder / run.name
 
     def record(self, run: Run) -> Record | None:
         """The run's record; None if it has none, or if the run in its folder is over."""
@@ -173,7 +160,7 @@ class Store:
 
         Raises DataError for a damaged file, and for a run of another configuration.
         """
-        text, config = self._text(run, CONFIG), self.config(run)
+        text, config = self._text(run, CONFIG), run.config
         try:
             trained, now = (_keys(tomllib.loads(one)) for one in (text, dumps(config)))
         except (ValueError, RecursionError) as e:
@@ -191,12 +178,6 @@ class Store:
         ended = self.diverged(run)
         summary = self._summary(run) if ended is None else ended.summary
         return Finished(run, summary, self._lock(run), digest)
-
-    def config(self, run: Run) -> Config:
-        """The run's configuration under its folder's name, which may be an earlier version's."""
-        record = self.record(run)
-        name = self.path(run).name if record is None else run.name
-        return run.config.model_copy(update={"name": name})
 
     def curve(self, run: Run, column: str, name: str = METRICS) -> dict[int, float]:
         """One column of a file of the run, by round. Raises DataError if the file lacks it."""

@@ -92,7 +92,7 @@ def _train(
         prepared = means.prepare(run)
         keeper = kept_in(folder, run.config, prepared, asked=asked)
         try:
-            record(folder, store.config(run), prepared, tell, means.engine, keeper)
+            record(folder, run.config, prepared, tell, means.engine, keeper)
         except DivergedError as e:
             store.remember(run, reason(e), e.measured, _hull_distance(prepared))
             raise

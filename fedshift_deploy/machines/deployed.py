@@ -31,7 +31,7 @@ from fedshift.experiments.measures.caps import cap_named
 from fedshift.experiments.resume import check_links, reopened
 from fedshift.experiments.task.preparing import Prepared, prepare
 from fedshift.files import is_file
-from fedshift.flower.chosen import CHOICES, SITE, check_source, chosen, imported, present
+from fedshift.flower.chosen import CHOICES, SITE, check_source, chosen, imported
 from fedshift.flower.client import Own, Site, app_of, partition, tell_here
 from fedshift.flower.kept import folder_of
 from fedshift.flower.notices import notify
@@ -59,7 +59,7 @@ def main(grid: Grid, context: Context) -> None:
     waits = {k: float(given[k]) for k in ("patience", "timeout")}
 
     at_sites = config.data.at_sites
-    # 0 means all clients. Folders of earlier versions have no such line.
+    # 0 means all clients.
     if least := int(given.get("min_clients", 0)):
         check_min_clients(config.data)
         waits["min_clients"] = least
@@ -74,7 +74,7 @@ def main(grid: Grid, context: Context) -> None:
         keeper = kept_in(folder, config, prepared, 1)
         # The refit by gradients takes many messages, so it is done only on request.
         refits = ("moment", "refitted")[: 1 + bool(given.get("refit"))]
-        dealt = present(str(given.get("site"))) == CHOICES[SITE] and not at_sites
+        dealt = str(given.get("site")) == CHOICES[SITE] and not at_sites
         on_sites = config.shift.target == "clients"
         opens = partial(
             opening, EventLog(folder), prepared, run=config.name, dealt=dealt,

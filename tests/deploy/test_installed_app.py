@@ -18,12 +18,11 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResultStatus
 
 from fedshift.errors import InputError
-from fedshift.flower.chosen import APP, CHOICES, SITE, chosen, imported
+from fedshift.flower.chosen import APP, CHOICES, SITE, imported
 from fedshift.flower.notices import NOTICES
 from fedshift_deploy.forking import CAN_FORK
 from fedshift_deploy.inside import Launcher
 from fedshift_deploy.joining import node_command
-from fedshift_deploy.machines import deployed
 from fedshift_deploy.machines.deployed import site_of
 from fedshift_deploy.place import make_place
 from support.loopback import loopback
@@ -127,23 +126,6 @@ def test_a_source_of_data_that_the_server_names_is_not_loaded(
         given["site"] = named
         with pytest.raises(InputError, match='write the same "site" into this client'):
             site_of(node)
-
-
-def test_federations_of_earlier_versions_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their app has names of modules that have moved; the control: another name of the library."""
-    validate = pytest.importorskip("flwr.supercore.object_ref").validate
-    for name in ("server_app", "client_app"):
-        assert validate(f"fedshift.experiments.deployed:{name}") == (True, None)
-        assert not validate(f"fedshift.experiments.load:{name}")[0]
-    given = {"experiment": text_of("fedavg"), "site": "fedshift.experiments.on_flower:{}"}
-    node: Any = SimpleNamespace(run_config=given, node_config={"partition-id": 1})
-    with pytest.raises(InputError, match="says that clients have data from"):
-        site_of(node)
-    given["site"] = given["site"].format("configured_site")
-    assert int(site_of(node).data.id) == 1
-    monkeypatch.setenv(APP, "fedshift.experiments.deployed:client_app")
-    assert chosen(APP) == CHOICES[APP]
-    assert imported(chosen(APP)) is deployed.client_app
 
 
 def test_what_a_clients_own_file_may_choose(tmp_path: Path) -> None:

@@ -275,16 +275,9 @@ class Config(Section):
         A key that a later version adds changes nothing as long as it has its default. Files count
         by their names alone: a project may be moved, and what they hold has checksums elsewhere.
         """
-        return _hashed(with_paths(self._given, os.path.basename))
-
-    @property
-    def identity_by_path(self) -> str:
-        """The hash of earlier versions, in which files counted by their whole paths."""
-        return _hashed(self._given)
-
-    @property
-    def _given(self) -> dict[str, Any]:
-        return self.model_dump(exclude_defaults=True, exclude={"name"})
+        given = self.model_dump(exclude_defaults=True, exclude={"name"})
+        tables = with_paths(given, os.path.basename)
+        return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()
 
     @model_validator(mode="before")
     @classmethod
@@ -330,7 +323,3 @@ class Config(Section):
                 "target validates; leave it out"
             )
         return self
-
-
-def _hashed(tables: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()

@@ -105,9 +105,8 @@ def progress_of(after: Round, facts: Mapping[str, Any]) -> Progress:
         [ServedMetrics(**_numbers(row)) for row in facts["served"]],
         [SetRound(**_numbers(row)) for row in facts["sets"]],
         Traffic(*facts["traffic"]),
-        # Checkpoints of earlier versions have no such counts: they start here.
-        Missed(*facts.get("missed", ())),
-        weight_sums_of(facts["played"]) if "played" in facts else WeightSums(),
+        Missed(*facts["missed"]),
+        weight_sums_of(facts["played"]),
     )
 
 
@@ -145,7 +144,6 @@ class Keeper:
               stops
     shelf     where clients' states are kept
     identity  a hash of the configuration and data; a checkpoint with another one is refused
-    former    the hash that earlier versions would have written for this run
     """
 
     folder: Path
@@ -153,7 +151,6 @@ class Keeper:
     every: int | None = None
     asked: Asked = no_stop
     shelf: Shelf = Shelf()
-    former: str = ""
 
     def progress(self, label: str) -> Progress:
         """The progress in the checkpoint of a run, or of one of its candidates.
@@ -164,7 +161,7 @@ class Keeper:
         if saved is None:
             return Progress()
         # Going on from another run's round would give results that belong to neither run.
-        if saved.facts.get("identity") not in (self.identity, self.former):
+        if saved.facts.get("identity") != self.identity:
             raise DataError(
                 f"{self.folder}: checkpoints of another configuration, or of other data; delete "
                 "the folder to start from round 1"

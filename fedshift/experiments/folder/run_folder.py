@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fedshift.errors import DataError, FedshiftError, InputError
 from fedshift.evaluation.scores import MOST_CLASSES, Score
-from fedshift.experiments.config.data import OF_SITES, OF_TASK
 from fedshift.experiments.config.load import dumps
 from fedshift.experiments.config.named_files import relative
 from fedshift.experiments.config.schema import PYTHON, Config
@@ -35,7 +34,6 @@ from fedshift.experiments.measures.served import models
 from fedshift.experiments.task.extras import extra_packages
 from fedshift.experiments.task.preparing import Prepared
 from fedshift.files import append, clean, read_object, write
-from fedshift.recipes import traits_of
 from fedshift.record.folder import (
     CANDIDATES,
     CHECKPOINTS,
@@ -175,48 +173,11 @@ def kept_in(
     if config.model.name == PYTHON:  # no key says which network it is; its first weights do
         params, buffers = prepared.model.init()
         sums += (_digest(v.contiguous().flatten() for v in (params | buffers).values()),)
-    # In earlier versions these methods kept other states, under other default options. The mark
-    # keeps their checkpoints from being taken for today's.
-    if traits_of(config.method.name).densities:
-        sums += ("importance.estimated",)
     # Checkpoints hold the model before any correction, so all values of `prior` can share them.
     config = config.model_copy(
         update={"training": config.training.model_copy(update={"prior": "none"})}
     )
-    identity, former = (_hash(of, *sums) for of in (config.identity, _former(config)))
-    return Keeper(folder / CHECKPOINTS, identity, every, asked, former=former)
-
-
-def _former(config: Config) -> str:
-    """The identity that earlier versions wrote into checkpoints of this run.
-
-    The last of them hashed the keys with whole paths of files. Those before hashed every key,
-    so keys that were added later are left out here if they have their defaults.
-    """
-    if config.identity != config.identity_by_path:
-        # The run names files, which only the later of these versions could.
-        return config.identity_by_path
-    later = {
-        "training": (
-            "on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries",
-            "precision", "patience", "keep", "max_weight", "max_reply",
-            "prior",
-        ),
-        "model": ("classifier", "temperature", "weights"),
-        "shift": ("reach",),
-        "data": ("source", *OF_TASK, *OF_SITES),
-        "metrics": ("extra",),
-    }  # fmt: skip
-    at_default = {
-        name: {k for k in keys if getattr(section, k) == type(section).model_fields[k].default}
-        for name, keys in later.items()
-        for section in [getattr(config, name)]
-    }
-    without: dict[str, Any] = dict(at_default) | {"name": True}
-    # [metrics] is itself a later section: an empty table would remain of it.
-    if at_default["metrics"]:
-        without["metrics"] = True
-    return config.model_dump_json(exclude=without)
+    return Keeper(folder / CHECKPOINTS, _hash(config.identity, *sums), every, asked)
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:
