@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import reduce
+from operator import add
 from typing import NamedTuple, Self
 
 import torch
@@ -138,11 +140,28 @@ class OwnScores(NamedTuple):
     sent: Tensor | None
 
 
+def pooled(scores: Sequence[Scored]) -> Scored:
+    """The sum of one or more scores of a kind, as by adding them in turn."""
+    first = scores[0]
+    if len(scores) == 1:
+        return first
+    sums = []
+    for name in (one.name for one in fields(first)):  # type: ignore[arg-type]
+        values = [getattr(one, name) for one in scores]
+        if any(v is None for v in values):
+            sums.append(None)
+        elif isinstance(values[0], Tensor):
+            sums.append(torch.stack(values).sum(0))
+        else:
+            sums.append(reduce(add, values))
+    return type(first)(*sums)
+
+
 def score(
     model: Model,
     params: Params,
     buffers: Params,
-    examples: Examples,
+    examples: Examples | Sequence[Examples],
     classes: int,
     *,
     batch: int = 1000,
@@ -151,29 +170,60 @@ def score(
 ) -> Score:
     """Score one model on examples x [n, ...], y [n], in blocks of `batch`, fewer for large ones.
 
-    confusion: also fill the confusion matrix. correction: of the logits, before they are scored.
+    examples: several sets count as one. confusion: also fill the confusion matrix. correction: of
+    the logits, before they are scored.
     """
+    check_classes(model)
+    counted = confusion and classes <= MOST_CLASSES
+    with undrawn(model.net):
+        rows = answered(model, params, buffers, examples, batch)
+        return _counts(rows, [0], classes, correction, counted)[0]
+
+
+def score_each(
+    model: Model, params: Params, buffers: Params, sets: Sequence[Examples], classes: int
+) -> list[Score]:
+    """The score of one model on each set, by one joined pass over the rows of all sets."""
+    check_classes(model)
+    with undrawn(model.net):
+        return _counts(answered(model, params, buffers, sets), sizes_of(sets), classes)
+
+
+def check_classes(model: Model) -> None:
+    """Raise InputError for a model that predicts no classes."""
     check_kind("model", model, Model, "give Model(net)")
     if model.outputs is not None:
         raise InputError(
             "this network predicts no classes; score it by fedshift.evaluation.targets, on the "
             "server where clients are Flower's"
         )
-    if len(examples) and not 0 <= int(examples.y.min()) <= int(examples.y.max()) < classes:
-        raise InputError(f"labels must lie in 0..{classes - 1}")
-    counted = confusion and classes <= MOST_CLASSES
-    with undrawn(model.net):
-        return _score(model, params, buffers, examples, classes, batch, counted, correction)
 
 
-def _score(
-    model: Model, params: Params, buffers: Params, examples: Examples, classes: int, batch: int,
-    counted: bool, correction: Correction | None,
-) -> Score:  # fmt: skip
-    # Counts, not rates: they add up over blocks and clients exactly.
-    correct, predicted = torch.zeros(2, classes, dtype=torch.int64)
-    loss, confused = 0.0, confusion_of(examples.y[:0], examples.y[:0], classes) if counted else None
-    for out, _, y in answered(model, params, buffers, examples, batch):
+def score_logits(
+    logits: Tensor, y: Tensor, classes: int, correction: Correction | None = None
+) -> Score:
+    """The score, with its confusion matrix, of logits z [n, K] that were computed before."""
+    blocks = zip(logits.split(1000), logits.split(1000), y.split(1000), strict=True)
+    return _counts(blocks, [0], classes, correction, classes <= MOST_CLASSES)[0]
+
+
+def _counts(
+    blocks: Iterable[tuple[Tensor, Tensor, Tensor]], sizes: Sequence[int], classes: int,
+    correction: Correction | None = None, confusion: bool = False,
+) -> list[Score]:  # fmt: skip
+    """The scores of consecutive sets of these sizes; a single set has all rows.
+
+    blocks: (logits [b, K], x, labels [b]).
+    """
+    # Counts, not rates: they add up over blocks and clients exactly. The loss is summed in float64,
+    # so that the result hardly depends on the size of the blocks.
+    M = len(sizes)
+    correct, total, predicted = counts = torch.zeros(3, M * classes, dtype=torch.int64)
+    loss = torch.zeros(M, dtype=torch.float64)
+    confused = torch.zeros(classes, classes, dtype=torch.int64) if confusion else None
+    for (out, _, y), part in with_parts(blocks, sizes):
+        if not 0 <= int(y.min()) <= int(y.max()) < classes:
+            raise InputError(f"labels must lie in 0..{classes - 1}")
         logits = out if correction is None else torch.from_numpy(correction.of(out.cpu()))
         # NaN counts as the largest number in argmax: it would be an answer.
         if lost := int(logits.isnan().any(1).sum()):
@@ -183,13 +233,15 @@ def _score(
                 "rate, or look at their values"
             )
         given = logits.argmax(1)
-        correct += torch.bincount(y[given == y], minlength=classes)
-        predicted += torch.bincount(given, minlength=classes)
+        cell, one = part * classes, torch.ones_like(y)
+        correct.index_add_(0, (cell + y)[given == y], one[given == y])
+        total.index_add_(0, cell + y, one)
+        predicted.index_add_(0, cell + given, one)
         confused = None if confused is None else confused + confusion_of(given, y, classes)
-        # Summed in float64, so that the result hardly depends on the size of the blocks.
-        loss += float(F.cross_entropy(logits.double(), y, reduction="sum"))
-    total = torch.bincount(examples.y, minlength=classes)
-    return Score(correct, total, predicted, loss, confused)
+        loss.index_add_(0, part, F.cross_entropy(logits.double(), y, reduction="none"))
+    tables = (v.unbind() for v in counts.view(3, M, classes))
+    rows = zip(*tables, loss.tolist(), strict=True)
+    return [Score(*row, confused) for row in rows]
 
 
 def confusion_of(given: Tensor, truth: Tensor, classes: int) -> Tensor:
@@ -198,13 +250,64 @@ def confusion_of(given: Tensor, truth: Tensor, classes: int) -> Tensor:
     return pairs.reshape(classes, classes)
 
 
+def sizes_of(sets: Sequence[Examples]) -> list[int]:
+    """The number of rows of each set."""
+    return [len(one.y) for one in sets]
+
+
+def with_parts(
+    blocks: Iterable[tuple[Tensor, Tensor, Tensor]], sizes: Sequence[int]
+) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Tensor]]:
+    """Each block with the set [b] that its rows are from, for consecutive sets of these sizes.
+
+    All rows are of a single set.
+    """
+    if len(sizes) == 1:
+        yield from ((block, torch.zeros_like(block[2])) for block in blocks)
+        return
+    part, start = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)), 0
+    for block in blocks:
+        n = len(block[2])
+        yield block, part[start : start + n]
+        start += n
+
+
 def answered(
-    model: Model, params: Params, buffers: Params, examples: Examples, batch: int = 1000
+    model: Model,
+    params: Params,
+    buffers: Params,
+    examples: Examples | Sequence[Examples],
+    batch: int = 1000,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield (outputs [b, K], x, y) block by block, without gradients."""
-    size = min(batch, max(1, LARGEST // max(1, examples.x[:1].numel())))
-    for start in range(0, len(examples), size):
-        x, y = examples.x[start : start + size], examples.y[start : start + size]
+    """Yield (outputs [b, K], x, y) block by block, without gradients.
+
+    The rows of several sets are joined: a block goes on where one set ends and the next begins.
+    """
+    sets = [examples] if isinstance(examples, Examples) else examples
+    row = sets[0].x[:1].numel() if sets else 1
+    for x, y in _blocks(sets, min(batch, max(1, LARGEST // max(1, row)))):
         with torch.no_grad():
             out = model(params, buffers, x)["logits"]
         yield out, x, y
+
+
+def _blocks(sets: Iterable[Examples], size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    xs, ys, count = list[Tensor](), list[Tensor](), 0
+    for x, y in ((one.x, one.y) for one in sets):
+        start, n = 0, len(y)
+        while start < n:
+            end = min(n, start + size - count)
+            whole = end - start == n
+            xs.append(x if whole else x[start:end])
+            ys.append(y if whole else y[start:end])
+            count, start = count + end - start, end
+            if count == size:
+                yield _joined(xs), _joined(ys)
+                xs, ys, count = [], [], 0
+    if count:
+        yield _joined(xs), _joined(ys)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    # A single part may be mapped from disk: it is not copied.
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

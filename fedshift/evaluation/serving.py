@@ -131,6 +131,14 @@ def _tensors(params: Params, buffers: Params, but: str | None = None) -> tuple[i
     return tuple(id(v) for k, v in named if but is None or not k.startswith(but))
 
 
+def by_model(pairs: Sequence[tuple[Params, Params]]) -> list[list[int]]:
+    """The indices of the pairs, in groups that hold the same tensors."""
+    groups = dict[tuple[int, ...], list[int]]()
+    for i, pair in enumerate(pairs):
+        groups.setdefault(_tensors(*pair), []).append(i)
+    return list(groups.values())
+
+
 def _only_head_differs(model: Model, pair: tuple[Params, Params], x: Tensor) -> bool:
     out = _outputs(model, *pair, x, len(x))
     if not isinstance(getattr(model.net, "head", None), nn.Module) or "features" not in out:

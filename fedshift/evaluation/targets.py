@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedshift.data import Examples, last_columns
-from fedshift.evaluation.scores import Scored, answered
+from fedshift.evaluation.scores import Scored, answered, sizes_of, with_parts
 from fedshift.model import Model
 from fedshift.randomness import undrawn
 from fedshift.sketch import sketched
@@ -103,43 +104,60 @@ class LabelScore(Scored):
 
 
 def score_numbers(
-    model: Model, params: Params, buffers: Params, examples: Examples, bins: int
-) -> NumberScore:
-    """Score one model on examples whose numbers are the last column of x [n, D]; y [n] is bins."""
+    model: Model, params: Params, buffers: Params, sets: Sequence[Examples], bins: int
+) -> list[NumberScore]:
+    """Score one model on sets whose numbers are the last column of x [n, D]; y [n] is bins.
 
-    def compute() -> NumberScore:
+    One joined pass over the rows of all sets.
+    """
+
+    def compute() -> list[NumberScore]:
         # float64 throughout, so that the result hardly depends on the size of the blocks.
-        by_bin = torch.zeros(2, bins, dtype=torch.float64)
-        sums = torch.zeros(3, dtype=torch.float64)
-        for out, x, y in answered(model, params, buffers, examples):
+        sizes, M = sizes_of(sets), len(sets)
+        by_bin = torch.zeros(M * bins, 2, dtype=torch.float64)
+        total = torch.zeros(M * bins, dtype=torch.int64)
+        sums = torch.zeros(M, 3, dtype=torch.float64)
+        for (out, x, y), part in with_parts(answered(model, params, buffers, sets), sizes):
             truth = last_columns(x, 1).double()
             off = out[:, 0].double() - truth
-            by_bin.index_add_(1, y, torch.stack([off**2, off**4]))
-            sums += torch.stack([off.abs().sum(), truth.sum(), (truth**2).sum()])
-        total = torch.bincount(examples.y, minlength=bins)
-        return NumberScore(total, float(by_bin[0].sum()), *by_bin, *sums.tolist())
+            by_bin.index_add_(0, part * bins + y, torch.stack([off**2, off**4], 1))
+            total.index_add_(0, part * bins + y, torch.ones_like(y))
+            sums.index_add_(0, part, torch.stack([off.abs(), truth, truth**2], 1))
+        squares, fourths = by_bin.view(M, bins, 2).unbind(2)
+        losses = squares.sum(1).tolist()
+        rows = zip(total.view(M, bins), losses, squares, fourths, sums.tolist(), strict=True)
+        return [NumberScore(n, loss, a, b, *more) for n, loss, a, b, more in rows]
 
     with undrawn(model.net):
         return compute()
 
 
 def score_labels(
-    model: Model, params: Params, buffers: Params, examples: Examples, sets: int, labels: int
-) -> LabelScore:
-    """Score one model on examples whose L labels are the last columns of x; y [n] is their sets."""
+    model: Model, params: Params, buffers: Params, sets: Sequence[Examples], classes: int,
+    labels: int,
+) -> list[LabelScore]:  # fmt: skip
+    """Score one model on sets whose L labels are the last columns of x; y [n] is their class.
 
-    def compute() -> LabelScore:
-        correct, loss = torch.zeros(sets, dtype=torch.int64), 0.0
-        counts = torch.zeros(4, labels, dtype=torch.int64)
-        for out, x, y in answered(model, params, buffers, examples):
+    One joined pass over the rows of all sets.
+    """
+
+    def compute() -> list[LabelScore]:
+        sizes, M = sizes_of(sets), len(sets)
+        correct, total = torch.zeros(2, M * classes, dtype=torch.int64)
+        counts = torch.zeros(M, 4, labels, dtype=torch.int64)
+        loss = torch.zeros(M, dtype=torch.float64)
+        for (out, x, y), part in with_parts(answered(model, params, buffers, sets), sizes):
             due = x[:, x.shape[1] - labels :]
-            loss += float(F.binary_cross_entropy_with_logits(out.double(), due.double()) * len(y))
+            each = F.binary_cross_entropy_with_logits(out.double(), due.double(), reduction="none")
+            loss.index_add_(0, part, each.mean(1))
             present, given = due > 0, out > 0
-            right = present == given
-            correct += torch.bincount(y[right.all(1)], minlength=sets)
-            counts += torch.stack([v.sum(0) for v in (right, present, given, present & given)])
-        total = torch.bincount(examples.y, minlength=sets)
-        return LabelScore(total, correct, loss, *counts)
+            right, cell = present == given, part * classes + y
+            correct.index_add_(0, cell, right.all(1).long())
+            total.index_add_(0, cell, torch.ones_like(y))
+            kinds = torch.stack([right, present, given, present & given], 1)
+            counts.index_add_(0, part, kinds.long())
+        tables = total.view(M, classes), correct.view(M, classes), loss.tolist(), counts
+        return [LabelScore(n, c, sum_, *more) for n, c, sum_, more in zip(*tables, strict=True)]
 
     with undrawn(model.net):
         return compute()

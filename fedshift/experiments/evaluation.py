@@ -22,7 +22,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.data import Examples, Task
 from fedshift.engine.run import Federation, Round
 from fedshift.estimate import AccuracyEstimate
-from fedshift.evaluation.scores import OwnScores, Score, Scored
+from fedshift.evaluation.scores import OwnScores, Score, Scored, pooled
 from fedshift.evaluation.serving import average_accuracy
 from fedshift.experiments.config.custom import Metric
 from fedshift.experiments.engines import Engine, OnSites, evaluating
@@ -40,7 +40,7 @@ from fedshift.experiments.measures.served import (
     observe,
     whole,
 )
-from fedshift.experiments.measures.task_scores import estimated, scored
+from fedshift.experiments.measures.task_scores import estimated, scored, scored_each
 from fedshift.record.rounds import Metrics, ServedMetrics
 from fedshift.router.refit import LOADING, discriminant, penalised
 from fedshift.router.route import Router
@@ -82,21 +82,22 @@ def evaluate(
     client's validation examples, and the system of all clients on the test examples.
     """
     rate, served = partial(scored, task, algorithm.model), None
+    rate_each = partial(scored_each, task, algorithm.model)
     shared = (current.server.get("params", {}), current.server.get("buffers", {}))
     tests: tuple[Scored, ...] = ()
     # Queries are answered by the clients' own models there, so these are tested.
     if task.tests:
         pairs: Sequence[tuple[Params, Params]] = models(algorithm, current, federation)
         if task.outputs:  # votes and routers exist for classes only
-            tests = tuple(map(rate, pairs, task.tests))
+            tests = rate_each(pairs, task.tests)
         else:
             served = observe(algorithm, current, federation, task)
-        test = pool(tests) if served is None else served.score
+        test = pooled(tests) if served is None else served.score
     else:
         pairs = [shared] * len(task.clients)
         test = rate(shared, task.test, confusion=True)
     if sent is None:
-        clients = tuple(map(rate, pairs, task.validation))
+        clients = rate_each(pairs, task.validation)
         away = [i for i, data in enumerate(task.validation) if data.scorer and len(data)]
         # If a client does not answer, the score of its examples counts no example.
         silent = tuple(i for i in away if not clients[i].n)
@@ -107,7 +108,7 @@ def evaluate(
     # The server holds these examples, so its own model is scored, whatever the clients serve.
     data = task.target_validation if whole(current.server, federation) else None
     validation = None if data is None else rate(shared, data)
-    estimate, others = estimated(task, pool(clients))
+    estimate, others = estimated(task, pooled(clients))
     tested = (pairs, task.tests) if task.tests else (pairs[:1], (task.test,))
     others = test.others | others | metric_values(metrics, algorithm.model, *tested, task)
     return Evaluation(test, clients, validation, estimate, served, others, tests, silent)
@@ -140,11 +141,6 @@ def measure_at_end(
         return last_round(algorithm, current, federation, task, scores.served.answers)
 
 
-def pool(scores: Sequence[Scored]) -> Scored:
-    """The sum of scores."""
-    return sum(scores[1:], start=scores[0])
-
-
 def metrics_of_round(
     current: Round,
     evaluation: Evaluation,
@@ -166,7 +162,7 @@ def metrics_of_round(
         if evaluation.validation is None
         else evaluation.validation.accuracy,
         validation_loss=math.nan if evaluation.validation is None else evaluation.validation.loss,
-        source_accuracy=pool(evaluation.clients).accuracy,
+        source_accuracy=pooled(evaluation.clients).accuracy,
         clients_trained=len(current.trained),
         ess=remaining.ess,
         ess_fraction=remaining.ess_fraction,
@@ -188,9 +184,9 @@ def evaluate_on_sites(
     nothing = Score(zeros, zeros, zeros, 0.0)
     given = [sent.get(i, OwnScores(nothing, nothing, None, None)) for i in clients]
     validation = tuple(one.validation for one in given)
-    estimate, others = estimated(task, pool(validation))
+    estimate, others = estimated(task, pooled(validation))
     tested = [one.test for one in given]
-    test = sum(tested[1:], start=tested[0])
+    test = pooled(tested)
     metrics = _served_metrics(current, given, registered(current, federation.table)["n"])
     observed = Observed(metrics, test, None, tuple(given))
     silent = tuple(i for i in clients if i not in sent)
@@ -210,12 +206,12 @@ def _served_metrics(current: Round, given: list[OwnScores], sizes: Tensor) -> Se
         system_accuracy=none,
         average_accuracy=average_accuracy(per_client, sizes) if len(measured) else none,
         worst_accuracy=float(measured.min()) if len(measured) else none,
-        global_accuracy=pool(shared).accuracy if shared else none,
+        global_accuracy=pooled(shared).accuracy if shared else none,
         vote_accuracy=none,
         routed_posterior=none,
         routed_density=none,
         mixture_accuracy=none,
-        oracle_routed=pool([one.test for one in given]).accuracy,
+        oracle_routed=pooled([one.test for one in given]).accuracy,
         router_accuracy=right / queries if queries else none,
     )
 

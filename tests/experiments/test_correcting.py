@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,8 @@ from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import Experiment, record, run_experiment
 from fedshift.experiments.folder.summary import summary
 from fedshift.experiments.listeners import ignore_event
-from fedshift.experiments.measures.correcting import sums_of
 from fedshift.experiments.task.preparing import prepare
-from fedshift.server.prior import calibrate, calibrated_shift, prior_shift
+from fedshift.server.prior import calibrate, calibrated_shift, calibration_sums, prior_shift
 
 TASK: dict[str, Any] = {
     "name": "moved",
@@ -56,8 +56,8 @@ def test_the_numbers_are_those_of_moved_logits(prior: str, tmp_path: Path) -> No
     correction = prior_shift(T, p)
     assert facts["corrected"]["form"] == ("calibrated" if prior == "calibrated" else "target")
     if prior == "calibrated":
-        pair = (done.outcome.params, done.outcome.buffers)
-        by = calibrate(sums_of(done.algorithm.model, pair, task.validation, 10), 10)
+        rows = zip(*(logits(done, examples) for examples in task.validation), strict=True)
+        by = calibrate(partial(calibration_sums, *map(np.concatenate, rows)), 10)
         correction = calibrated_shift(by, T)
         # The record alone gives the correction for another target, without training.
         corrected, other = facts["corrected"], np.full(10, 0.1)

@@ -14,27 +14,27 @@ validation examples are in this process, all forms are scored.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
+from functools import partial
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.data import Examples, Task
 from fedshift.engine.run import Round
 from fedshift.errors import DivergedError, InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
-from fedshift.evaluation.scores import Score, answered, score
+from fedshift.evaluation.scores import Score, answered, pooled, score, score_logits
 from fedshift.experiments.measures.round_weights import masses, registered
 from fedshift.model import Model
+from fedshift.randomness import undrawn
 from fedshift.record import summary as record
 from fedshift.server.prior import (
-    CalibrationSums,
     Calibrator,
     Correction,
     calibrate,
@@ -155,11 +155,14 @@ def corrected(
     trained_on = shares_of(how, algorithm, mixture(algorithm, weights, current, table))
     away = engine if isinstance(engine, Corrects) else None
     here = () if away or any(data.scorer for data in task.validation) else task.validation
+    # The logits are computed once and kept, since calibration and every form read them.
+    sets = {"validation": here, "target": (task.test,)}
+    logits = {name: logits_of(model, pair, x, classes) for name, x in sets.items() if x}
     calibrator = None
     if away is not None and how.prior == "calibrated":
         calibrator = away.calibrator(current)
     elif how.prior != "target" and any(map(len, here)):
-        calibrator = calibrate(sums_of(model, pair, here, classes), classes)
+        calibrator = calibrate(partial(calibration_sums, *logits["validation"]), classes)
     forms = {"trained": None, "target": prior_shift(target, trained_on)}
     if calibrator is not None:
         forms["calibrated"] = _calibrated(how.prior, calibrator, target)
@@ -168,12 +171,10 @@ def corrected(
     correction = forms[form]
     assert correction is not None
 
-    def rate(*parts: Examples, by: Correction | None = correction) -> Score:
-        scores = (score(model, *pair, x, classes, confusion=True, correction=by) for x in parts)
-        return reduce(add, scores)
-
-    sets = {"validation": here, "target": (task.test,)}
-    answers = {k: {f: rate(*x, by=by) for f, by in forms.items()} for k, x in sets.items() if x}
+    answers = {
+        name: {f: score_logits(*of, classes, by) for f, by in forms.items()}
+        for name, of in logits.items()
+    }
     pooled = answers["validation"][form] if here else None
     if away is not None and how.prior != "none":
         pooled = _sum(away.corrected_scores(current, correction))
@@ -181,7 +182,9 @@ def corrected(
     return Corrected(
         form, correction, trained_on, calibrator if form == "calibrated" else None,
         answers["target"][form],
-        None if follows is None else rate(follows), answers,
+        None if follows is None
+        else score(model, *pair, follows, classes, confusion=True, correction=correction),
+        answers,
         None if how.prior == "none" else _estimate(pooled, target),
     )  # fmt: skip
 
@@ -197,7 +200,7 @@ def _calibrated(prior: Prior, by: Calibrator, target: Floats) -> Correction:
 
 
 def _sum(scores: Mapping[int, Score]) -> Score | None:
-    return reduce(add, (scores[i] for i in sorted(scores))) if scores else None
+    return pooled([scores[i] for i in sorted(scores)]) if scores else None
 
 
 def _estimate(pooled: Score | None, target: Floats) -> AccuracyEstimate | None:
@@ -262,23 +265,16 @@ def mixture(
     return mixed / total if total > 0 else np.full(len(mixed), 1.0 / len(mixed))
 
 
-def sums_of(
-    model: Model, pair: Pair, parts: Sequence[Examples], classes: int
-) -> Callable[[float, Floats], CalibrationSums]:
-    """A function for the clients' calibration sums, added in their order.
-
-    The logits are computed once and kept, since the calibration asks for sums many times.
-    """
-    kept = []
-    for examples in parts:
-        outputs = [out.cpu() for out, _, _ in answered(model, *pair, examples)]
-        z = torch.cat(outputs) if outputs else torch.zeros(0, classes)
-        kept.append((z.double().numpy(), examples.y.cpu().numpy()))
-
-    def ask(scale: float, bias: Floats) -> CalibrationSums:
-        return reduce(add, (calibration_sums(z, y, scale, bias) for z, y in kept))
-
-    return ask
+def logits_of(
+    model: Model, pair: Pair, sets: Sequence[Examples], classes: int
+) -> tuple[Tensor, Tensor]:
+    """(logits [n, K], labels [n]) of all rows of the sets, on the CPU."""
+    with undrawn(model.net):
+        blocks = [(z.cpu(), y.cpu()) for z, _, y in answered(model, *pair, sets)]
+    if not blocks:
+        return torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64)
+    z, y = zip(*blocks, strict=True)
+    return torch.cat(z), torch.cat(y)
 
 
 def single_answer(of: Corrected, classes: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from fedshift.arguments import called, is_number
 from fedshift.data import Examples, Task
 from fedshift.errors import InputError, shown
 from fedshift.evaluation.corrected import shifted
+from fedshift.evaluation.serving import by_model
 from fedshift.experiments.config.custom import Metric
 from fedshift.experiments.config.user_code import file_of, place_of, raised
 from fedshift.experiments.measures.served import serving_metrics
@@ -101,8 +102,13 @@ def metric_values(
     """
     if not metrics:
         return {}
-    both = list(zip(pairs, tests, strict=True))
-    p = torch.cat([answers(model, *pair, one.x, task.kind) for pair, one in both]).numpy()
+    parts = dict[int, Tensor]()
+    for ids in by_model(pairs):
+        x = torch.cat([tests[i].x for i in ids])
+        sizes = [len(tests[i]) for i in ids]
+        each = answers(model, *pairs[ids[0]], x, task.kind).split(sizes)
+        parts |= zip(ids, each, strict=True)
+    p = torch.cat([parts[i] for i in range(len(tests))]).numpy()
     y = torch.cat([truth(task, one) for one in tests]).numpy()
     values = {name: _value(name, f, p.copy(), y.copy(), task) for name, f in metrics.items()}
     return {name: v if math.isfinite(v) else math.nan for name, v in values.items()}

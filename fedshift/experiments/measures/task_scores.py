@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedshift.data import Examples, Task, last_columns
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy, estimate_target_loss
-from fedshift.evaluation.scores import Score, Scored, score
+from fedshift.evaluation.scores import Score, Scored, score, score_each
+from fedshift.evaluation.serving import by_model
 from fedshift.evaluation.targets import LabelScore, NumberScore, score_labels, score_numbers
 from fedshift.model import Model
 from fedshift.record.rounds import ESTIMATES
@@ -34,16 +35,30 @@ def scored(
 
     confusion: in classification, also count which class is taken for which.
     """
-    # The examples may be at a client's site, which then computes the score.
-    if examples.scorer is not None:
-        elsewhere: Scored = examples.scorer(pair)
-        return elsewhere
-    classes = len(task.classes)
-    if task.kind == "regression":
-        return score_numbers(model, *pair, examples, classes)
-    if task.kind == "multilabel":
-        return score_labels(model, *pair, examples, classes, len(task.outputs))
-    return score(model, *pair, examples, classes, confusion=confusion)
+    if confusion and task.kind == "classification" and examples.scorer is None:
+        return score(model, *pair, examples, len(task.classes), confusion=True)
+    return scored_each(task, model, [pair], [examples])[0]
+
+
+def scored_each(
+    task: Task, model: Model, pairs: Sequence[tuple[Params, Params]], sets: Sequence[Examples]
+) -> tuple[Scored, ...]:
+    """The score of the i-th pair on the i-th set; all sets of one model in one joined pass."""
+    scores, classes = dict[int, Scored](), len(task.classes)
+    for ids in by_model(pairs):
+        # The examples may be at a client's site, which then computes the score.
+        scores |= {i: scorer(pairs[i]) for i in ids if (scorer := sets[i].scorer) is not None}
+        here = [i for i in ids if i not in scores]
+        model_of = (model, *pairs[ids[0]], [sets[i] for i in here])
+        each: Sequence[Scored]
+        if task.kind == "regression":
+            each = score_numbers(*model_of, classes)
+        elif task.kind == "multilabel":
+            each = score_labels(*model_of, classes, len(task.outputs))
+        else:
+            each = score_each(*model_of, classes)
+        scores |= zip(here, each, strict=True)
+    return tuple(scores[i] for i in range(len(sets)))
 
 
 def estimated(task: Task, pooled: Scored) -> tuple[AccuracyEstimate, dict[str, float]]:
