@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import reduce
 from operator import add
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -140,12 +140,15 @@ class OwnScores(NamedTuple):
     sent: Tensor | None
 
 
-def pooled(scores: Sequence[Scored]) -> Scored:
+Kind = TypeVar("Kind", bound=Scored)
+
+
+def pooled(scores: Sequence[Kind]) -> Kind:
     """The sum of one or more scores of a kind, as by adding them in turn."""
     first = scores[0]
     if len(scores) == 1:
         return first
-    sums = []
+    sums = list[Any]()
     for name in (one.name for one in fields(first)):  # type: ignore[arg-type]
         values = [getattr(one, name) for one in scores]
         if any(v is None for v in values):
@@ -203,7 +206,8 @@ def score_logits(
     logits: Tensor, y: Tensor, classes: int, correction: Correction | None = None
 ) -> Score:
     """The score, with its confusion matrix, of logits z [n, K] that were computed before."""
-    blocks = zip(logits.split(1000), logits.split(1000), y.split(1000), strict=True)
+    parts = torch.split(logits, 1000)
+    blocks = zip(parts, parts, torch.split(y, 1000), strict=True)
     return _counts(blocks, [0], classes, correction, classes <= MOST_CLASSES)[0]
 
 
@@ -241,7 +245,7 @@ def _counts(
         loss.index_add_(0, part, F.cross_entropy(logits.double(), y, reduction="none"))
     tables = (v.unbind() for v in counts.view(3, M, classes))
     rows = zip(*tables, loss.tolist(), strict=True)
-    return [Score(*row, confused) for row in rows]
+    return [Score(c, n, p, summed, confused) for c, n, p, summed in rows]
 
 
 def confusion_of(given: Tensor, truth: Tensor, classes: int) -> Tensor:

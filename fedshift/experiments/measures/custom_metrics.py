@@ -106,7 +106,7 @@ def metric_values(
     for ids in by_model(pairs):
         x = torch.cat([tests[i].x for i in ids])
         sizes = [len(tests[i]) for i in ids]
-        each = answers(model, *pairs[ids[0]], x, task.kind).split(sizes)
+        each = torch.split(answers(model, *pairs[ids[0]], x, task.kind), sizes)
         parts |= zip(ids, each, strict=True)
     p = torch.cat([parts[i] for i in range(len(tests))]).numpy()
     y = torch.cat([truth(task, one) for one in tests]).numpy()
