@@ -23,7 +23,7 @@ import sys
 import tempfile
 import tomllib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ def resolved(*paths: str) -> Any:
     """The object of the first of these dotted paths that there is; None if there is none."""
     for path in paths:
         parts = path.split(".")
-        for cut in range(len(parts) - 1, 0, -1):
+        # The whole path last: a name goes before a module that is called so.
+        for cut in (*range(len(parts) - 1, 0, -1), len(parts)):
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -69,13 +70,13 @@ def resolved(*paths: str) -> Any:
     return None
 
 
-def documented(tree: Path) -> set[str]:
-    """Dotted paths in the reference, and those that code on pages and in examples imports."""
+def documented(tree: Path) -> dict[str, str]:
+    """Dotted paths in the reference, with the options there; and those that pages import."""
     pages = [tree / "README.md", *(tree / "docs").rglob("*.md"), *(tree / "examples").rglob("*.py")]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    paths = set(re.findall(r"^::: ([\w.]+)", text, re.M))
     imports = re.findall(r"^ *from (fedshift\S*) import (?:\(([^)]*)\)|(.*))", text, re.M)
-    return paths.union(f"{a}.{n}" for a, *b in imports for n in re.findall(r"\w+", "".join(b)))
+    paths = {f"{a}.{n}": "" for a, *b in imports for n in re.findall(r"\w+", "".join(b))}
+    return paths | dict(re.findall(r"^::: ([\w.]+)((?:\n +.*)*)", text, re.M))
 
 
 def arguments(path: str, thing: Any) -> Iterator[str]:
@@ -86,17 +87,21 @@ def arguments(path: str, thing: Any) -> Iterator[str]:
     yield from (f"argument {path} {name}" for name in given if name not in ("self", "cls"))
 
 
-def names(tree: Path, earlier: Iterable[str]) -> Iterator[str]:
-    package = importlib.import_module("fedshift")
-    public = {f"fedshift.{name}" for name in dir(package) if name in package.__all__}
-    for path in {*public, *documented(tree), *earlier}:
+def names(tree: Path, earlier: dict[str, list[str]]) -> Iterator[str]:
+    package, pages = importlib.import_module("fedshift"), documented(tree)
+    public = {f"fedshift.{name}" for name in package.__all__}
+    for path in {*public, *pages, *earlier.get("name", ())}:
         if (thing := resolved(path)) is None:
             continue
         yield f"name {path}"
         yield from arguments(path, thing) if callable(thing) else ()
-        for name in dir(thing) if path in public and inspect.isclass(thing) else ():
+        # Of a class, what the reference shows of it: these members, or all.
+        shown = re.findall(r"members:(.*)", pages.get(path, ""))
+        some = {*earlier.get(f"attribute {path}", ()), *re.findall(r"\w+", "".join(shown))}
+        for name in dir(thing) if inspect.isclass(thing) else ():
             homes = [c.__module__ for c in thing.__mro__ if name in vars(c)]
-            if not name.startswith("_") and homes and homes[0].startswith("fedshift"):
+            ours = homes and homes[0].startswith("fedshift") and not name.startswith("_")
+            if ours and (name in some or (path in public and not shown)):
                 yield f"attribute {path} {name}"
                 member = getattr(thing, name)
                 yield from arguments(f"{path}.{name}", member) if callable(member) else ()
@@ -192,7 +197,7 @@ def texts(tree: Path) -> Iterator[str]:
             yield f"how-to {page.name} {re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}"
 
 
-def inside(tree: Path, earlier: Iterable[str]) -> Iterator[str]:
+def inside(tree: Path, earlier: dict[str, list[str]]) -> Iterator[str]:
     """All items of a tree, from which this process imports fedshift."""
     import typer
 
@@ -214,15 +219,16 @@ def main() -> None:
     """Read the tree in a process of its own, in an empty folder."""
     tree, *rest = sys.argv[1:]
     if tree == "--inside":
-        print("\n".join(sorted(set(inside(Path(rest[0]), sys.stdin.read().split())))))
+        groups = (line.partition(": ") for line in sys.stdin.read().splitlines())
+        earlier = {group: words.split() for group, _, words in groups}
+        print("\n".join(sorted(set(inside(Path(rest[0]), earlier)))))
         return
-    lists = "".join(Path(name).read_text() for name in rest if name != "--compact")
-    earlier = "".join(line for line in lists.splitlines() if line.startswith("name:"))
+    given = "".join(Path(name).read_text() for name in rest if name != "--compact")
     root, here = str(Path(tree).resolve()), str(Path(__file__).resolve())
     env = {**os.environ, "PYTHONPATH": root, "COLUMNS": "1000", "NO_COLOR": "1"}
     with tempfile.TemporaryDirectory() as place:
         done = subprocess.run(
-            [sys.executable, here, "--inside", root], cwd=place, env=env, input=earlier, check=True,
+            [sys.executable, here, "--inside", root], cwd=place, env=env, input=given, check=True,
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
     if "--compact" not in rest:
