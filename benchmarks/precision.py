@@ -33,7 +33,7 @@ import workloads
 
 from fedshift.client.local import Local, gradient_of, plan_all
 from fedshift.client.objectives import CrossEntropy
-from fedshift.client.precision import Precision
+from fedshift.client.oracles import Precision
 from fedshift.data import ClientData, client_data, take
 from fedshift.engine.one_by_one import with_channels_last
 from fedshift.kernels.allocator import keep_memory

@@ -15,7 +15,7 @@ from fedshift.algorithms.defaults import Around
 from fedshift.algorithms.opinions import Opinions, answers, cast, logits_of
 from fedshift.arguments import check_fields, check_positive, check_whole
 from fedshift.client.descent import Adam, Descent, HeavyBall
-from fedshift.client.slopes import slope
+from fedshift.client.oracles import slope
 from fedshift.data import Examples, first_not_finite, plan_phase
 from fedshift.errors import DivergedError, InputError, check_name
 from fedshift.model import Model
@@ -371,7 +371,7 @@ class CentralTuning(Around):
         for step, rows in enumerate(batches, start=1):
             # Parameters on which the logits do not depend (a router's) get gradient 0.
             at = slope(partial(value, rows), moving, rows)
-            if not bool(at.rest["agrees"]):
+            if not bool(at.buffers["agrees"]):
                 moving, moments = descent(moving, at.grad, moments, rate)
             if held_out is not None and (step % LOOK == 0 or step == len(batches)):
                 loss = self._loss_at(server, moving, opinions, held_out)

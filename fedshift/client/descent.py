@@ -17,17 +17,10 @@ class Descent(Protocol):
     def start(self, params: Params) -> Parts:
         """The state before the first step."""
 
-    def rate(self, params: Params, lr: Tensor) -> Tensor:
-        """lr [] in the type that the steps need, so that it is converted once, not in each step."""
-
     def __call__(
-        self, params: Params, grad: Params, state: Parts, lr: Tensor, *, in_place: bool = False
+        self, params: Params, grad: Params, state: Parts, lr: Tensor
     ) -> tuple[Params, Parts]:
-        """(parameters, state) after one step along `grad` with learning rate lr [].
-
-        in_place: `params` may be overwritten, because nothing else refers to them. The result has
-        the same bits either way.
-        """
+        """(parameters, state) after one step along `grad` with learning rate lr [], float64."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +32,15 @@ class HeavyBall:
     def start(self, params: Params) -> Parts:
         return {"velocity": zeros(params)} if self.momentum else {}
 
-    def rate(self, params: Params, lr: Tensor) -> Tensor:
-        # Parameters of several types have no common type: then each step converts lr (`_scalar`).
-        kinds = {p.dtype for p in params.values()}
-        return lr.to(kinds.pop()) if len(kinds) == 1 else lr
-
     def __call__(
-        self, params: Params, grad: Params, state: Parts, lr: Tensor, *, in_place: bool = False
+        self, params: Params, grad: Params, state: Parts, lr: Tensor
     ) -> tuple[Params, Parts]:
         v = grad
         if self.momentum:
             v = map_(lambda old, g: self.momentum * old + g, state["velocity"], grad)
         # lr stays a tensor: within vmap it differs between clients and cannot become a number.
-        # In place, a model's memory stays in the processor's cache from step to step.
-        step = Tensor.addcmul_ if in_place else Tensor.addcmul
-        moved = map_(lambda p, u: step(p, u, _scalar(lr, p), value=-1.0), params, v)
+        rates = {kind: lr.to(kind) for kind in {p.dtype for p in params.values()}}
+        moved = map_(lambda p, u: torch.addcmul(p, u, rates[p.dtype], value=-1.0), params, v)
         return moved, {"velocity": v} if self.momentum else {}
 
 
@@ -76,11 +63,8 @@ class Adam:
         steps = torch.zeros((), dtype=torch.float64)
         return {"first": zeros(params), "second": zeros(params), "count": {"steps": steps}}
 
-    def rate(self, params: Params, lr: Tensor) -> Tensor:
-        return lr  # float64 to the end: bias correction divides by numbers near 0 at first
-
     def __call__(
-        self, params: Params, grad: Params, state: Parts, lr: Tensor, *, in_place: bool = False
+        self, params: Params, grad: Params, state: Parts, lr: Tensor
     ) -> tuple[Params, Parts]:
         k = state["count"]["steps"] + 1.0
         first = map_(lambda m, g: torch.lerp(m, g, 1.0 - self.beta1), state["first"], grad)
@@ -88,7 +72,7 @@ class Adam:
             lambda v, g: (v * self.beta2).addcmul(g, g, value=1.0 - self.beta2),
             state["second"], grad,
         )  # fmt: skip
-        rate = -lr / (1.0 - self.beta1**k)
+        rate = -lr / (1.0 - self.beta1**k)  # float64: bias correction divides by small numbers
         root = (1.0 - self.beta2**k).sqrt()
 
         def moved(p: Tensor, m: Tensor, v: Tensor) -> Tensor:
@@ -97,7 +81,3 @@ class Adam:
 
         after = {"first": first, "second": second, "count": {"steps": k}}
         return map_(moved, params, first, second), after
-
-
-def _scalar(lr: Tensor, p: Tensor) -> Tensor:
-    return lr if lr.dtype == p.dtype else lr.to(p.dtype)

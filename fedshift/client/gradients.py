@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedshift.client.local import Local, check_padding, gradient_of
+from fedshift.client.local import Local, check_padding
 from fedshift.client.objectives import Term, View
-from fedshift.client.slopes import slope
+from fedshift.client.oracles import gradient_of, slope
 from fedshift.data import Batch, ClientData, Plan, take
 from fedshift.model import Model
 from fedshift.tree import Params, Parts, add, map_, zeros

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal, get_args
@@ -11,50 +11,24 @@ import torch
 from torch import Tensor
 
 from fedshift.arguments import check_fields, check_not_negative, check_number
-from fedshift.client.descent import Adam, Descent, HeavyBall
-from fedshift.client.objectives import Term, View, check_value
-from fedshift.client.precision import Precision, forward_of
+from fedshift.client.descent import Adam, HeavyBall
+from fedshift.client.objectives import Term
+from fedshift.client.oracles import GradFn as GradFn
+from fedshift.client.oracles import Gradient as Gradient
+from fedshift.client.oracles import Oracle as Oracle
+from fedshift.client.oracles import Precision
+from fedshift.client.oracles import gradient_of as gradient_of
 from fedshift.client.sharing import check_prefixes, check_tuple
-from fedshift.client.slopes import GradFn as GradFn
-from fedshift.client.slopes import Gradient as Gradient
-from fedshift.client.slopes import Oracle as Oracle
-from fedshift.client.slopes import slope
 from fedshift.client.trainer import Trained as Trained
 from fedshift.client.trainer import trainer
 from fedshift.data import Batch, ClientData, Plan, batches, plan_phase, redrawn
-from fedshift.errors import FedshiftError, InputError, check_name
+from fedshift.errors import FedshiftError, InputError, UnfitError, check_name
 from fedshift.model import Model
 from fedshift.seeds import key
 from fedshift.tree import Params, Parts, map_, split
 
 Schedule = Callable[[int], float]
 Optimizer = Literal["sgd", "adam"]
-
-
-def gradient_of(
-    model: Model, objective: Term, frozen: Params, buffers: Params, batch: Batch, context: Parts,
-    precision: Precision = "float32",
-) -> GradFn:  # fmt: skip
-    """The gradient of the objective on one batch, as a function of the parameters that move.
-
-    `precision` is that of the trained model's pass; terms run other models in float32.
-    """
-    # Prepared once, out here: all terms, and both passes of SAM, must see the same inputs.
-    batch = batch._replace(x=model.prepare(batch.x, batch.seed))
-    forward = forward_of(model, precision)
-
-    def value(moving: Params) -> tuple[Tensor, Params]:
-        params = moving | frozen
-        out, after = forward(params, buffers, batch.x, batch.seed)
-        loss = objective(View(model, params, out, batch, context))
-        check_value(loss, objective)
-        return loss, after
-
-    def at(moving: Params) -> Gradient:
-        grad, loss, after = slope(value, moving, batch.rows)
-        return Gradient(grad, after, loss)
-
-    return at
 
 
 @dataclass(frozen=True)
@@ -162,70 +136,49 @@ class Local:
         return moving, {k: v for k, v in params.items() if k not in moving}
 
     def __call__(
-        self,
-        model: Model,
-        objective: Term,
-        params: Params,
-        buffers: Params,
-        context: Parts,
-        data: ClientData,
-        plan: Plan,
-        *extra: Oracle,
-    ) -> Trained:
+        self, model: Model, objective: Term, params: Params, buffers: Params, context: Parts,
+        data: ClientData, plan: Plan, *extra: Oracle,
+    ) -> Trained:  # fmt: skip
         """Train from `params` along the plan. A padding step changes nothing, moments included.
 
         Inside `client.trainer.trained_by` the trainer given there does the work instead.
         """
-        instead = trainer()
-        if instead is not None:
+        if (instead := trainer()) is not None:
             return instead(self, model, objective, params, buffers, context, data, plan, *extra)
-        along = batches(data, plan)
-        return self.along(along, model, objective, params, buffers, context, data, plan, *extra)
-
-    def along(
-        self,
-        batches: Iterable[Batch],
-        model: Model,
-        objective: Term,
-        params: Params,
-        buffers: Params,
-        context: Parts,
-        data: ClientData,
-        plan: Plan,
-        *extra: Oracle,
-    ) -> Trained:
-        """Train from `params` on these batches of the plan, in any memory layout."""
         check_padding(model, plan)
         moving, frozen = self.parts(model, params)
         if not moving:
             self.check(model, params)  # always raises here; its message names the settings
-        descent = self._descent()
-        moments, lr = descent.start(moving), descent.rate(moving, plan.lr)
-        losses: list[Tensor] = []
-        for s, batch in enumerate(batches):
+        descent = Adam() if self.optimizer == "adam" else HeavyBall(self.momentum)
+        moments, losses = descent.start(moving), list[Tensor]()
+        for s, batch in enumerate(batches(data, plan)):
             oracle = gradient_of(model, objective, frozen, buffers, batch, context, self.precision)
             # The method's wrappers are outermost: a control shift must correct the gradient that is
             # applied, after SAM or clipping.
             for wrap in (*self.oracles, *extra):
                 oracle = wrap(oracle)
-            step = _take_step(oracle, moving, batch, data, plan)
-            # A plan with sizes has no padding steps, so no result needs to be masked.
-            live = None if plan.sizes is not None else plan.weight[s].sum() > 0
-            # The first step must not write into the caller's parameters; later ones write into
-            # tensors that this loop has made.
-            writable = s > 0 and live is None
-            grad = self._decay(moving, step.grad)
-            moved, after = descent(moving, grad, moments, lr, in_place=writable)
-            moving = _select_live(live, moved, moving)
-            buffers = _select_live(live, step.buffers, buffers)
-            moments = {part: _select_live(live, after[part], moments[part]) for part in after}
-            losses.append(step.loss)  # a tensor: `float()` would wait for a GPU in every step
+            grad, after, loss = _take_step(oracle, moving, batch, data, plan)
+            if self.decay:
+                grad = map_(lambda g, p: g + self.decay * p, grad, moving)
+            moved, then = descent(moving, grad, moments, plan.lr)
+            if plan.sizes is None:  # of stacked clients: this step may be padding for some
+                live = plan.weight[s].sum() > 0
+                moved, after = _where(live, moved, moving), _where(live, after, buffers)
+                then = {part: _where(live, then[part], moments[part]) for part in then}
+            moving, buffers, moments = moved, after, then
+            losses.append(loss)  # a tensor: `float()` would wait for a GPU in every step
         return Trained(moving | frozen, buffers, _mean_loss(losses, plan, params))
 
     def check(self, model: Model, params: Params) -> None:
         """Raise InputError for a prefix that matches no parameter, or if nothing is trained."""
         check_prefixes("only", self.only, params)
         check_prefixes("frozen", self.frozen, params)
+        odd = [f"{k} is {v.dtype}" for k, v in params.items() if v.dtype != torch.float32]
+        if self.precision == "bfloat16" and odd:  # autocast would silently ignore float64
+            raise UnfitError(
+                f"precision bfloat16 is for float32 parameters, and {odd[0]}; use "
+                'float32 parameters, or precision = "float32"'
+            )
         if not self.parts(model, params)[0]:
             settings = [f"{k}={v}" for k, v in (("only", self.only), ("frozen", self.frozen)) if v]
             settings += ["requires_grad=False"] * bool(model.fixed)
@@ -233,14 +186,6 @@ class Local:
                 f"{' and '.join(settings)} leave no parameter of the model; there is nothing to "
                 "train"
             )
-
-    def _descent(self) -> Descent:
-        return Adam() if self.optimizer == "adam" else HeavyBall(self.momentum)
-
-    def _decay(self, params: Params, grad: Params) -> Params:
-        if not self.decay:
-            return grad
-        return map_(lambda g, p: g + self.decay * p, grad, params)
 
 
 def check_padding(model: Model, plan: Plan) -> None:
@@ -278,9 +223,8 @@ def _without_remainder(n: int, size: int) -> str:
     return f"Use another batch size, such as {next(b for b in near if n % b != 1)}"
 
 
-def _select_live(live: Tensor | None, new: Params, old: Params) -> Params:
-    """`new` if the step is live, else `old`; live=None means that it is live for sure."""
-    return new if live is None else map_(lambda a, b: torch.where(live, a, b), new, old)
+def _where(live: Tensor, new: Params, old: Params) -> Params:
+    return map_(lambda a, b: torch.where(live, a, b), new, old)
 
 
 def _mean_loss(losses: list[Tensor], plan: Plan, params: Params) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedshift.arguments import called, check_fields, check_positive
-from fedshift.client.local import gradient_of
 from fedshift.client.objectives import Term
+from fedshift.client.oracles import gradient_of
 from fedshift.data import ClientData, Plan, take
 from fedshift.errors import InputError
 from fedshift.model import Model

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from fedshift.client.objectives import Term
-from fedshift.client.slopes import Oracle
+from fedshift.client.oracles import Oracle
 from fedshift.data import ClientData, Plan
 from fedshift.model import Model
 from fedshift.sketch import sketched

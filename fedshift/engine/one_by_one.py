@@ -7,16 +7,16 @@ backend inside must take clients one by one, as `loop` and workers do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from fedshift.client.local import Local
 from fedshift.client.objectives import Term
-from fedshift.client.slopes import Oracle
-from fedshift.client.trainer import Trained, Trainer
-from fedshift.data import ClientData, Plan, batches
+from fedshift.client.oracles import Oracle
+from fedshift.client.trainer import Trained, Trainer, trained_by
+from fedshift.data import ClientData, Plan
 from fedshift.engine.backend_checks import check_backend, watched
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
 from fedshift.engine.dense import train as train_dense
-from fedshift.kernels.layout import channels_last as laid_out
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
 
@@ -48,5 +48,6 @@ def with_channels_last(
     data: ClientData, plan: Plan, *extra: Oracle,
 ) -> Trained:  # fmt: skip
     """Train a phase as `Local` does, on batches of another memory layout."""
-    laid = (batch._replace(x=laid_out(batch.x)) for batch in batches(data, plan))
-    return phase.along(laid, model, objective, params, buffers, context, data, plan, *extra)
+    with trained_by(None):
+        model = replace(model, channels_last=True)
+        return phase(model, objective, params, buffers, context, data, plan, *extra)

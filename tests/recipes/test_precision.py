@@ -18,7 +18,7 @@ from fedshift.cli.app import main
 from fedshift.client.gradients import pass_gradient
 from fedshift.client.local import Local, gradient_of, plan_all
 from fedshift.client.objectives import CrossEntropy, Term, View
-from fedshift.client.precision import Precision
+from fedshift.client.oracles import Precision
 from fedshift.data import Batch
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.checks.gate import Gate

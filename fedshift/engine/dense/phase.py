@@ -22,8 +22,7 @@ from torch.nn import functional as F
 
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Proximal, Sum, Term
-from fedshift.client.oracles import Shift
-from fedshift.client.slopes import Oracle
+from fedshift.client.oracles import Oracle, Shift
 from fedshift.client.trainer import Trained
 from fedshift.data import ClientData, Plan
 from fedshift.engine.dense.chain import layers_of, not_dense
