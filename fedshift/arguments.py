@@ -13,7 +13,7 @@ from dataclasses import fields
 from decimal import Decimal
 from functools import cache
 from numbers import Real
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedshift.errors import InputError, shown
 from fedshift.real import disordered, is_whole
@@ -96,6 +96,11 @@ def check_not_negative(name: str, given: float) -> None:
         raise InputError(f"{name} must be 0 or more, got {given}")
 
 
+# Annotations of a dataclass's fields, whose ranges `check_fields` checks.
+Positive = Annotated[float, check_positive]
+NotNegative = Annotated[float, check_not_negative]
+
+
 def check_path(name: str, given: object) -> None:
     """Raise InputError unless it names a file or folder: text that is not empty, or a Path."""
     if not isinstance(given, str | os.PathLike) or given == "":
@@ -138,13 +143,15 @@ def check_fields(made: Any) -> None:
     Numbers, texts, tuples, classes and protocols are checked, alone or as alternatives; names in a
     `Literal` are left to the class itself, which can suggest the nearest one. Lists, arrays and
     tensors become tuples where the annotation says so: settings then compare equal, whichever of
-    them the caller used.
+    them the caller used. Functions in an `Annotated` field, as in `Positive`, check the value.
     """
-    for name, hint in _hints(made.__class__):
-        given = getattr(made, name)
-        value = settled(f"{type(made).__name__} {name}", given, hint)
+    for name, hint, checks in _hints(made.__class__):
+        given, what = getattr(made, name), f"{type(made).__name__} {name}"
+        value = settled(what, given, hint)
         if value is not given:  # the dataclass is frozen
             object.__setattr__(made, name, value)
+        for check in checks:
+            check(what, value)
 
 
 def settled(name: str, given: Any, hint: Any, strict: bool = False) -> Any:
@@ -188,9 +195,14 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 # Cached, because resolving annotations takes much longer than the checks themselves.
 @cache
-def _hints(kind: Any) -> tuple[tuple[str, Any], ...]:
-    hints = get_type_hints(kind)
-    return tuple((f.name, hints[f.name]) for f in fields(kind) if f.init)
+def _hints(kind: Any) -> tuple[tuple[str, Any, tuple[Any, ...]], ...]:
+    """(name, annotation, checks of its range) of each field."""
+    plain, whole = get_type_hints(kind), get_type_hints(kind, include_extras=True)
+    return tuple(
+        (f.name, plain[f.name], getattr(whole[f.name], "__metadata__", ()))
+        for f in fields(kind)
+        if f.init
+    )
 
 
 def _fits(given: object, hint: Any) -> bool:

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.arguments import check_fields, check_positive
-from fedshift.client.objectives import Term, View
+from fedshift.arguments import Positive
+from fedshift.client.objectives import Checked, View
 from fedshift.client.prototypes import features_of
 from fedshift.errors import check_name
 from fedshift.tree import Params
@@ -21,7 +21,7 @@ EPS = 1e-8
 
 
 @dataclass(frozen=True)
-class Decorrelation(Term):
+class Decorrelation(Checked):
     """beta/d^2 ||R||_F^2, R [d, d] the correlations of the "features" [B, d] over the batch.
 
         "paper"   as above; R's diagonal is 1, or 0 for a feature that is constant over the batch
@@ -35,12 +35,11 @@ class Decorrelation(Term):
     beta > 0 (leave the term out for beta = 0), and for a model without "features".
     """
 
-    beta: float = 0.1
+    beta: Positive = 0.1
     scale: Scale = "paper"
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_positive("Decorrelation beta", self.beta)
+        super().__post_init__()
         check_name("scale of Decorrelation", self.scale, ("paper", "code"))
 
     def reads_features(self) -> bool:

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.arguments import check_fields, check_positive
-from fedshift.client.objectives import Term, View, batch_mean
-from fedshift.client.shares import remembered, shares_in
-from fedshift.data import ClientData
-from fedshift.tree import Params, Parts
+from fedshift.arguments import Positive
+from fedshift.client.objectives import Checked, View, batch_mean
+from fedshift.client.shares import OfLabels, shares_in
 
 
 def distilled(view: View, among: Tensor, tau: float) -> Tensor:
@@ -37,7 +35,7 @@ def _log_shares(logits: Tensor, among: Tensor, tau: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class NotTrueDistillation(Term):
+class NotTrueDistillation(Checked):
     """(beta/B) sum_b w_b KL(q^g_b || q_b), q_b the softmax of z_b / tau over all labels but y_b.
 
     q^g is q of the model received. The true label is left to the cross-entropy; the term keeps the
@@ -50,13 +48,8 @@ class NotTrueDistillation(Term):
     tau > 0: leave the term out for beta = 0.
     """
 
-    beta: float = 1.0
-    tau: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for name, v in (("beta", self.beta), ("tau", self.tau)):
-            check_positive(f"NotTrueDistillation {name}", v)
+    beta: Positive = 1.0
+    tau: Positive = 1.0
 
     def reads_classes(self) -> bool:
         return True
@@ -68,7 +61,7 @@ class NotTrueDistillation(Term):
 
 
 @dataclass(frozen=True)
-class VacantDistillation(Term):
+class VacantDistillation(OfLabels):
     """(strength/B) sum_b w_b KL(q^g_b || q_b), q_b the softmax of z_b over the labels with S_c = 0.
 
     S [K] are the client's label shares, q^g is q of the model received. The term keeps what that
@@ -80,18 +73,10 @@ class VacantDistillation(Term):
     strength > 0: leave the term out for 0.
     """
 
-    classes: int
-    strength: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_positive("VacantDistillation strength", self.strength)
+    strength: Positive = 0.1
 
     def reads_classes(self) -> bool:
         return True
-
-    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        return remembered(data, self.classes)
 
     def __call__(self, view: View) -> Tensor:
         vacant = shares_in(view) == 0

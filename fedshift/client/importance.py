@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import Term, View, batch_mean
 from fedshift.data import ClientData, Plan
@@ -25,6 +26,14 @@ BLOCK = 256
 # Bisection steps for log c: they shrink an interval of 1e4 nats, wider than the ratios of images
 # need, to below 1e-14.
 HALVINGS = 60
+
+
+def _check_temper(name: str, temper: float) -> None:
+    if not 0.0 < temper <= 1.0:
+        raise InputError(f"{name} must be above 0 and at most 1, got {temper}")
+
+
+Temper = Annotated[float, _check_temper]
 
 
 @dataclass(frozen=True)
@@ -47,12 +56,14 @@ class PairEntropy(Term):
         return batch_mean((F.softplus(-first) + F.softplus(second)) / 2, view.batch)
 
 
-class Ratio(Protocol):
+class Ratio(ABC):
     """An estimate of log p(x) - log q(x) up to a constant; p is common, q the client's own."""
 
     def phases(self) -> Mapping[str, Local]:
         """The local phases that the estimate trains with, by name."""
+        return {}
 
+    @abstractmethod
     def __call__(
         self, density: Model, pair: Pair, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Tensor, Tensor]:
@@ -60,7 +71,7 @@ class Ratio(Protocol):
 
 
 @dataclass(frozen=True)
-class Direct:
+class Direct(Ratio):
     """temper (log p(x) - log q(x)): the difference of the two log densities, tempered.
 
     Reports the mean of -log q. Two networks trained on the same images give log densities that
@@ -68,13 +79,10 @@ class Direct:
     it over several. Raises InputError unless temper is in (0, 1].
     """
 
-    temper: float = 1.0
+    temper: Temper = 1.0
 
     def __post_init__(self) -> None:
-        _check_temper(self.temper)
-
-    def phases(self) -> Mapping[str, Local]:
-        return {}
+        check_fields(self)
 
     def __call__(
         self, density: Model, pair: Pair, data: ClientData, plans: Mapping[str, Plan]
@@ -86,7 +94,7 @@ class Direct:
 
 
 @dataclass(frozen=True)
-class Known:
+class Known(Ratio):
     """log p(x) - log q_i(x) as it is: a control, for clients whose densities are known.
 
     of_client   a tensor [n_i] for each client, by its id, in the order of its examples; None where
@@ -96,9 +104,6 @@ class Known:
     """
 
     of_client: tuple[Tensor, ...] | None = field(default=None, repr=False, compare=False)
-
-    def phases(self) -> Mapping[str, Local]:
-        return {}
 
     def required(self) -> tuple[Tensor, ...]:
         """The log ratios. Raises InputError where they are not known."""
@@ -134,15 +139,12 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Equal:
+class Equal(Ratio):
     """0 for every example, so that all weigh 1.
 
     A control: the same rounds of density training, cohorts and batches as for the other estimates,
     but the inner method then trains without importance weights.
     """
-
-    def phases(self) -> Mapping[str, Local]:
-        return {}
 
     def __call__(
         self, density: Model, pair: Pair, data: ClientData, plans: Mapping[str, Plan]
@@ -151,7 +153,7 @@ class Equal:
 
 
 @dataclass(frozen=True)
-class Classified:
+class Classified(Ratio):
     """temper log(h / (1 - h)) at s_q(x), h(s) the probability that s comes from p's network.
 
     s_p(x), s_q(x) [D] are the two densities' conditional probabilities sigmoid(z) for the same x;
@@ -170,10 +172,10 @@ class Classified:
 
     net: Model
     local: Local = Local(lr=1e-3, epochs=10, batch=100, optimizer="adam")
-    temper: float = 1.0
+    temper: Temper = 1.0
 
     def __post_init__(self) -> None:
-        _check_temper(self.temper)
+        check_fields(self)
 
     def phases(self) -> Mapping[str, Local]:
         return {"ratio0": self.local}
@@ -286,8 +288,3 @@ def scored(model: Model, params: Params, x: Tensor) -> Params:
     with torch.no_grad():
         parts = [model(params, {}, block) for block in torch.split(x, BLOCK)]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
-def _check_temper(temper: float) -> None:
-    if not (math.isfinite(temper) and 0.0 < temper <= 1.0):
-        raise InputError(f"temper must be above 0 and at most 1, got {temper}")

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fedshift.arguments import check_fields, check_not_negative, check_number
+from fedshift.arguments import NotNegative, check_fields, check_number
 from fedshift.client.descent import Adam, HeavyBall
 from fedshift.client.objectives import Term
 from fedshift.client.oracles import GradFn as GradFn
@@ -18,7 +18,7 @@ from fedshift.client.oracles import Gradient as Gradient
 from fedshift.client.oracles import Oracle as Oracle
 from fedshift.client.oracles import Precision
 from fedshift.client.oracles import gradient_of as gradient_of
-from fedshift.client.sharing import check_prefixes, check_tuple
+from fedshift.client.sharing import check_prefixes
 from fedshift.client.trainer import Trained as Trained
 from fedshift.client.trainer import trainer
 from fedshift.data import Batch, ClientData, Plan, batches, plan_phase, redrawn
@@ -61,7 +61,7 @@ class Local:
     batch: int = 32
     steps: int | None = None
     momentum: float = 0.0
-    decay: float = 0.0
+    decay: NotNegative = 0.0
     only: tuple[str, ...] = ()
     oracles: tuple[Oracle, ...] = ()
     frozen: tuple[str, ...] = ()
@@ -69,8 +69,6 @@ class Local:
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
-        check_tuple("only", self.only)
-        check_tuple("frozen", self.frozen)
         check_fields(self)
         if self.epochs is None and self.steps is None:
             # Normalise here, so that equivalent phases compare equal.
@@ -87,7 +85,6 @@ class Local:
             raise InputError(f"lr must be a positive number, got {self.lr}")
         if not 0.0 <= self.momentum < 1.0:
             raise InputError(f"momentum must be in [0, 1), got {self.momentum}")
-        check_not_negative("decay", self.decay)
         check_name("local optimizer", self.optimizer, ("sgd", "adam"))
         if self.optimizer == "adam" and self.momentum:
             raise InputError(

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.arguments import called, check_fields, check_positive
+from fedshift.arguments import Positive, called, check_fields
 from fedshift.client.objectives import Term
 from fedshift.client.oracles import gradient_of
 from fedshift.data import ClientData, Plan, take
@@ -88,17 +88,15 @@ class Mix:
     Raises InputError for values outside these ranges.
     """
 
-    lr: float = 1.0
+    lr: Positive = 1.0
     layers: Layers = 1
     share: float = 0.8
-    threshold: float = 0.1
+    threshold: Positive = 0.1
     window: int = 10
     cap: int = 50
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, v in (("lr", self.lr), ("threshold", self.threshold)):
-            check_positive(f"FedALA's {name} for W", v)
         if not 0.0 < self.share <= 1.0:
             raise InputError(f"FedALA's share of examples must be in (0, 1], got {self.share}")
         for name, v in (("window", self.window), ("cap", self.cap)):

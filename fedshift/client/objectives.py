@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.arguments import called, check_fields, check_kind, check_number, check_positive
+from fedshift.arguments import Positive, called, check_fields, check_kind, check_number
 from fedshift.data import Batch, ClientData, label_counts
 from fedshift.errors import InputError, check_name
 from fedshift.model import Model
@@ -50,6 +50,11 @@ def batch_mean(per_example: Tensor, batch: Batch) -> Tensor:
 def _plain(per_example: Tensor, batch: Batch) -> bool:
     """Whether `batch_mean` is a plain mean: all importances are 1, and no type is promoted."""
     return batch.even and per_example.dtype == batch.w.dtype
+
+
+def adjusted_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """-(1/B) sum_b w_b log softmax(z_b)[y_b] [] of logits z [B, K], for terms that change them."""
+    return batch_mean(F.cross_entropy(logits, batch.y, reduction="none"), batch)
 
 
 def check_value(value: object, term: object) -> None:
@@ -119,7 +124,7 @@ class Term(ABC):
         check_number("the factor of a Term", scale)
         if not math.isfinite(scale):
             raise InputError(f"the factor of a Term must be finite, got {scale}")
-        return Scaled(float(scale), self)
+        return Scaled(self, float(scale))
 
     __mul__ = __rmul__
 
@@ -128,14 +133,18 @@ def _summands(term: Term) -> tuple[Term, ...]:
     return term.terms if isinstance(term, Sum) else (term,)
 
 
-@dataclass(frozen=True)
-class Sum(Term):
-    """sum_k term_k."""
-
-    terms: tuple[Term, ...]
+class Checked(Term):
+    """A term that is a dataclass: its fields must fit their annotations, else InputError."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+@dataclass(frozen=True)
+class Sum(Checked):
+    """sum_k term_k."""
+
+    terms: tuple[Term, ...]
 
     def __call__(self, view: View) -> Tensor:
         values = [term(view) for term in self.terms]
@@ -159,17 +168,10 @@ class Sum(Term):
 
 
 @dataclass(frozen=True)
-class Scaled(Term):
-    """scale * term."""
+class Around(Checked):
+    """A term around another one, which needs what that one needs."""
 
-    scale: float
     term: Term
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def __call__(self, view: View) -> Tensor:
-        return self.scale * self.term(view)
 
     def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
         return self.term.remember(params, buffers, data)
@@ -178,11 +180,27 @@ class Scaled(Term):
         return self.term.hear(server)
 
     def summands(self) -> tuple[Term, ...]:
-        # Factor 0 removes the term from the loss, so what it would need does not count.
-        return self.term.summands() if self.scale else ()
+        return self.term.summands()
 
     def reads_data(self) -> bool:
-        return bool(self.scale) and self.term.reads_data()
+        return self.term.reads_data()
+
+
+@dataclass(frozen=True)
+class Scaled(Around):
+    """scale * term."""
+
+    scale: float = 1.0
+
+    def __call__(self, view: View) -> Tensor:
+        return self.scale * self.term(view)
+
+    def summands(self) -> tuple[Term, ...]:
+        # Factor 0 removes the term from the loss, so what it would need does not count.
+        return super().summands() if self.scale else ()
+
+    def reads_data(self) -> bool:
+        return bool(self.scale) and super().reads_data()
 
 
 @dataclass(frozen=True)
@@ -193,12 +211,11 @@ class CrossEntropy(Term):
         logits = view.out["logits"]
         if _plain(logits, view.batch):  # the gradient has the same bits with half the operations
             return F.cross_entropy(logits, view.batch.y)
-        loss = F.cross_entropy(logits, view.batch.y, reduction="none")
-        return batch_mean(loss, view.batch)
+        return adjusted_entropy(logits, view.batch)
 
 
 @dataclass(frozen=True)
-class Proximal(Term):
+class Proximal(Checked):
     """(mu/2) ||theta - theta_t||^2 over all trainable parameters, theta_t the model received.
 
     Li et al. 2020 (FedProx), Equation 2. The norm is squared, as in the paper; in several public
@@ -209,12 +226,8 @@ class Proximal(Term):
     free   name prefixes of parameters that are left out of the norm
     """
 
-    mu: float
+    mu: Positive
     free: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_positive("Proximal mu", self.mu)
 
     def reads_data(self) -> bool:
         return False
@@ -228,7 +241,7 @@ Restriction = Literal["indicator", "frequency"]
 
 
 @dataclass(frozen=True)
-class RestrictedSoftmax(Term):
+class RestrictedSoftmax(Checked):
     """-(1/B) sum_b w_b log softmax(a * z_b)[y_b], with a [K] from the labels that a client has.
 
         "indicator"   a_c = 1 where the client has examples of c, else alpha
@@ -249,7 +262,7 @@ class RestrictedSoftmax(Term):
     mode: Restriction = "indicator"
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if not 0.0 <= self.alpha < 1.0:
             raise InputError(
                 f"RestrictedSoftmax alpha must be in [0, 1), got {self.alpha}; "
@@ -261,8 +274,7 @@ class RestrictedSoftmax(Term):
         """a [K] for a client with these label counts [K]."""
         # `where`, not indexing: within vmap the number of labels differs between clients.
         if self.mode == "indicator":
-            # A tensor of ones, because `where` on two plain numbers would round alpha to torch's
-            # default type.
+            # A tensor of ones: of two plain numbers `where` would round alpha to torch's default.
             return torch.where(counts > 0, torch.ones_like(counts), self.alpha)
         return (1.0 - self.alpha) * counts / counts.max().clamp(min=1.0) + self.alpha
 
@@ -272,12 +284,11 @@ class RestrictedSoftmax(Term):
     def __call__(self, view: View) -> Tensor:
         logits = view.out["logits"]
         scaled = logits * view.context["softmax"]["scale"].to(logits.dtype)
-        loss = F.cross_entropy(scaled, view.batch.y, reduction="none")
-        return batch_mean(loss, view.batch)
+        return adjusted_entropy(scaled, view.batch)
 
 
 @dataclass(frozen=True)
-class Contrastive(Term):
+class Contrastive(Checked):
     """(mu/B) sum_b w_b l_b,  l = -log(e^{s(z, z_g)/tau} / (e^{s(z, z_g)/tau} + e^{s(z, z_p)/tau})).
 
     s is the cosine; z, z_g, z_p [B, d] are the "features" of the model in training, of the model
@@ -295,13 +306,8 @@ class Contrastive(Term):
     without "features".
     """
 
-    mu: float = 1.0
-    tau: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for name, v in (("mu", self.mu), ("tau", self.tau)):
-            check_positive(f"Contrastive {name}", v)
+    mu: Positive = 1.0
+    tau: Positive = 0.5
 
     def reads_features(self) -> bool:
         return True

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedshift.arguments import check_fields, check_positive
+from fedshift.arguments import Positive, check_fields
 from fedshift.client.objectives import Term, View, check_value
 from fedshift.data import Batch
 from fedshift.kernels.torch_private import within_vmap
@@ -123,11 +123,10 @@ class Sam:
     Raises InputError unless rho > 0: leave the oracle out for rho = 0.
     """
 
-    rho: float = 0.05
+    rho: Positive = 0.05
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_positive("Sam rho", self.rho)
 
     def __call__(self, gradient: GradFn) -> GradFn:
         def ascended(params: Params) -> Gradient:
@@ -149,11 +148,10 @@ class Clip:
     Raises InputError unless norm > 0.
     """
 
-    norm: float
+    norm: Positive
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_positive("Clip norm", self.norm)
 
     def __call__(self, gradient: GradFn) -> GradFn:
         def clipped(params: Params) -> Gradient:

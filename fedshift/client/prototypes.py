@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.arguments import check_positive
-from fedshift.client.objectives import Term, View, batch_mean
+from fedshift.arguments import Positive
+from fedshift.client.objectives import Checked, Term, View, batch_mean
 from fedshift.data import ClientData, Plan, take
 from fedshift.errors import InputError
 from fedshift.model import Model
@@ -168,17 +168,14 @@ def to_prototypes(view: View) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ToPrototypes(Term):
+class ToPrototypes(Checked):
     """lam/(B d) sum_b w_b ||f(x_b) - c_{y_b}||^2, over the classes whose prototype c is known.
 
     Xu, Tong and Huang 2023 (FedPAC), arXiv 2306.11867, with the mean over batch and dimensions of
     the authors' code. Raises InputError unless lam > 0: leave the term out for 0.
     """
 
-    lam: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive("ToPrototypes lam", self.lam)
+    lam: Positive = 1.0
 
     def __call__(self, view: View) -> Tensor:
         return self.lam * batch_mean(to_prototypes(view), view.batch)

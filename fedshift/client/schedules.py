@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedshift.arguments import check_fields, check_positive
+from fedshift.arguments import Positive, check_fields
 from fedshift.errors import InputError
 
 
@@ -19,12 +19,11 @@ class Cosine:
     T >= 1, and for a round outside 1, ..., T.
     """
 
-    lr: float
+    lr: Positive
     rounds: int
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_positive("Cosine lr", self.lr)
         if self.rounds < 1:
             raise InputError(f"Cosine rounds must be at least 1, got {self.rounds}")
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from fedshift.arguments import check_fields, check_positive
-from fedshift.client.objectives import Term, View, batch_mean
+from fedshift.arguments import Positive
+from fedshift.client.objectives import Checked, View, adjusted_entropy
 from fedshift.data import ClientData, label_counts
 from fedshift.tree import Params, Parts
 
@@ -20,9 +19,15 @@ LEAST = 1e-9
 MISSING = 1e4
 
 
-def remembered(data: ClientData, classes: int) -> Parts:
-    """n [K] as a part of the client's state, under one name for all terms that need it."""
-    return {"labels": {"counts": label_counts(data, classes)}}
+@dataclass(frozen=True)
+class OfLabels(Checked):
+    """A term that needs the client's label counts; classes is K."""
+
+    classes: int
+
+    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        # One name for all of these terms, so that the client keeps its counts once.
+        return {"labels": {"counts": label_counts(data, self.classes)}}
 
 
 def counts_in(view: View) -> Tensor:
@@ -37,7 +42,7 @@ def shares_in(view: View) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CountAdjusted(Term):
+class CountAdjusted(OfLabels):
     """-(1/B) sum_b w_b log softmax(z_b + log max(n, least))[y_b], n [K] the client's label counts.
 
     The model learns the logits that fit equally frequent labels; the client's counts are added in
@@ -50,15 +55,7 @@ class CountAdjusted(Term):
     classes is K. Raises InputError unless least > 0.
     """
 
-    classes: int
-    least: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_positive("CountAdjusted least", self.least)
-
-    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        return remembered(data, self.classes)
+    least: Positive = 1.0
 
     def __call__(self, view: View) -> Tensor:
         counts = counts_in(view).clamp(min=self.least)
@@ -66,11 +63,11 @@ class CountAdjusted(Term):
         # equal counts add exactly 0.
         logits = view.out["logits"]
         logits = logits + (counts / counts.mean()).log().to(logits.dtype)
-        return batch_mean(F.cross_entropy(logits, view.batch.y, reduction="none"), view.batch)
+        return adjusted_entropy(logits, view.batch)
 
 
 @dataclass(frozen=True)
-class CountMargins(Term):
+class CountMargins(OfLabels):
     """-(1/B) sum_b w_b log softmax(z_b - m)[y_b], m_c = tau n_c^{-1/4}, n [K] the label counts.
 
     The rarer a label, the more its logit must exceed the others'. A label that the client lacks has
@@ -82,15 +79,7 @@ class CountMargins(Term):
     (FedLC), arXiv 2209.00189. classes is K. Raises InputError unless tau > 0.
     """
 
-    classes: int
-    tau: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_positive("CountMargins tau", self.tau)
-
-    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        return remembered(data, self.classes)
+    tau: Positive = 1.0
 
     def __call__(self, view: View) -> Tensor:
         counts = counts_in(view)
@@ -100,13 +89,11 @@ class CountMargins(Term):
         # without examples would get NaN.
         margins = torch.where(counts > 0, margins - margins.min(), MISSING)
         logits = view.out["logits"]
-        logits = logits - margins.to(logits.dtype)
-        loss = F.cross_entropy(logits, view.batch.y, reduction="none")
-        return batch_mean(loss, view.batch)
+        return adjusted_entropy(logits - margins.to(logits.dtype), view.batch)
 
 
 @dataclass(frozen=True)
-class ShareScaled(Term):
+class ShareScaled(OfLabels):
     """-(1/B) sum_b w_b log softmax(K S_c z_c)[y_b], S [K] the client's label shares.
 
     Scaling the logits of a classifier without bias is the same as scaling its rows: on an ETF the
@@ -118,22 +105,14 @@ class ShareScaled(Term):
     (FedGELA), arXiv 2405.18972. classes is K.
     """
 
-    classes: int
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        return remembered(data, self.classes)
-
     def __call__(self, view: View) -> Tensor:
         logits = view.out["logits"]
         scaled = logits * (self.classes * shares_in(view)).to(logits.dtype)
-        return batch_mean(F.cross_entropy(scaled, view.batch.y, reduction="none"), view.batch)
+        return adjusted_entropy(scaled, view.batch)
 
 
 @dataclass(frozen=True)
-class LogitSuppression(Term):
+class LogitSuppression(OfLabels):
     """strength sum_c S_c log( (1/B) sum_b w_b e^{u_bc} ), u_bc = z_bc - log(K S_c); 0 if y_b = c.
 
     It pushes down the logit for c of examples with other labels; more strongly for labels that are
@@ -146,18 +125,10 @@ class LogitSuppression(Term):
     strength > 0: leave the term out for 0.
     """
 
-    classes: int
-    strength: float = 0.005
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_positive("LogitSuppression strength", self.strength)
+    strength: Positive = 0.005
 
     def reads_classes(self) -> bool:
         return True
-
-    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        return remembered(data, self.classes)
 
     def __call__(self, view: View) -> Tensor:
         logits, y, shares = view.out["logits"], view.batch.y, shares_in(view)

@@ -10,15 +10,6 @@ from fedshift.errors import InputError, nearest
 from fedshift.tree import Params, split
 
 
-def check_tuple(what: str, prefixes: object) -> None:
-    """Raise InputError for a string instead of a tuple: its letters would be taken as prefixes."""
-    if isinstance(prefixes, str):
-        raise InputError(
-            f'{what} is the text "{prefixes}"; it must be a tuple of name prefixes: '
-            f'{what}=("{prefixes}",)'
-        )
-
-
 def check_prefixes(what: str, prefixes: Iterable[str], names: Iterable[str]) -> None:
     """Raise InputError for a prefix that matches none of a model's names."""
     all_names = list(names)
@@ -39,7 +30,6 @@ class Share:
     private: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_tuple("private", self.private)
         check_fields(self)
 
     def check(self, names: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.client.objectives import Term, View
+from fedshift.client.objectives import Around, View
 from fedshift.data import ClientData
 from fedshift.errors import InputError
 from fedshift.tree import Params, Parts
@@ -83,7 +83,7 @@ def cut_as(parts: Parts, names: Collection[str], like: Parts) -> Parts:
 
 
 @dataclass(frozen=True)
-class OwnLabels(Term):
+class OwnLabels(Around):
     """`term`, with the logits of slots without a label set to minus infinity.
 
     `context["slots"]["held"]` [L] says which slots have one. A masked logit has probability and
@@ -91,21 +91,7 @@ class OwnLabels(Term):
     label it is `term`, bit for bit.
     """
 
-    term: Term
-
     def __call__(self, view: View) -> Tensor:
         empty = ~view.context["slots"]["held"]
         logits = view.out["logits"].masked_fill(empty, -torch.inf)
         return self.term(view._replace(out=view.out | {"logits": logits}))
-
-    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        return self.term.remember(params, buffers, data)
-
-    def hear(self, server: Parts) -> Parts:
-        return self.term.hear(server)
-
-    def trains_router(self) -> bool:
-        return self.term.trains_router()
-
-    def reads_data(self) -> bool:
-        return self.term.reads_data()
