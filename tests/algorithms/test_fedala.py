@@ -262,9 +262,9 @@ def test_buffers_are_the_received_ones(normed: Model) -> None:
 
 def test_wrong_settings_are_refused(setting: Setting, federated: Any) -> None:
     for given, message in (
-        ({"mix_lr": 0.0}, "FedALA's lr for W must be a positive number, got 0"),
+        ({"mix_lr": 0.0}, "Mix lr must be a positive number, got 0"),
         ({"share": 1.2}, r"FedALA's share of examples must be in \(0, 1\], got 1.2"),
-        ({"threshold": -1.0}, "FedALA's threshold for W must be a positive number, got -1"),
+        ({"threshold": -1.0}, "Mix threshold must be a positive number, got -1"),
         ({"layers": 0}, 'FedALA layers must be 1 or more, or "all", got 0'),
     ):
         with pytest.raises(InputError, match=message):
