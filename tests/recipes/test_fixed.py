@@ -186,7 +186,7 @@ def test_phases_that_train_nothing_are_refused_at_once(
 ) -> None:
     with pytest.raises(InputError, match=message):
         next(run(recipes.fedavg(replace(setting, local=local)), federated(), 1))
-    with pytest.raises(InputError, match='only must be a tuple'):
+    with pytest.raises(InputError, match="only must be a tuple"):
         Local(only="head.")  # type: ignore[arg-type]
 
 
