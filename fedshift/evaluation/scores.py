@@ -226,7 +226,7 @@ def _counts(
     loss = torch.zeros(M, dtype=torch.float64)
     confused = torch.zeros(classes, classes, dtype=torch.int64) if confusion else None
     for (out, _, y), part in with_parts(blocks, sizes):
-        if not 0 <= int(y.min()) <= int(y.max()) < classes:
+        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
             raise InputError(f"labels must lie in 0..{classes - 1}")
         logits = out if correction is None else torch.from_numpy(correction.of(out.cpu()))
         # NaN counts as the largest number in argmax: it would be an answer.
