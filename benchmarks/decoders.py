@@ -1,6 +1,6 @@
 """Damaged files of every kind: `python benchmarks/decoders.py [--seconds 600] [--write]`.
 
-Whole files are damaged at random (`fedshift.testing.damage`) and read again: configurations,
+Whole files are damaged at random (`tests/support/damage.py`) and read again: configurations,
 counts, checkpoints, run folders, models, data sets, arrays of Flower's messages. A reader must take
 the file or refuse it in one message that names it: no other error, no more memory than the limit,
 no hang.
@@ -34,6 +34,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 import numpy as np
 import torch
 
@@ -51,8 +53,8 @@ from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.task.preparing import prepare
 from fedshift.files import read_object
 from fedshift.record.folder import read_run
-from fedshift.testing.damage import Reader, fuzz_file
 from fedshift_papers.datasets import heart, iwildcam, sheet
+from support.damage import Reader, fuzz_file
 
 OUT = Path(__file__).parents[1] / "results" / "decoders.md"
 MEMORY, BATCH = 6 << 30, 50

@@ -31,6 +31,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -46,7 +48,7 @@ from fedshift.model import build
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds, generator
 from fedshift.testing.attacks import ATTACKS, spoil
-from fedshift.testing.fuzz import Arena, Tally, arena, different, fuzz
+from support.fuzz import Arena, Tally, arena, different, fuzz
 
 OUT = Path(__file__).parents[1] / "results" / "faults.md"
 CLIENTS, CLASSES, FEATURES, BAD, PIECE = 6, 5, 8, 3, 10_000

@@ -16,8 +16,8 @@ from fedshift.errors import InputError
 from fedshift.pooled import Pooled
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
-from fedshift.testing.fuzz import different
 from support.federations import CLASSES, SIZES, make_clients, make_federation
+from support.fuzz import different
 
 STARTS = torch.tensor([0, *torch.tensor(SIZES).cumsum(0)[:-1].tolist()])
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
-from fedshift.errors import InputError
+from fedshift.errors import InputError, check_name
 from fedshift.seeds import generator, key
-from fedshift.testing.attacks import ATTACKS, attack, spoil
+from fedshift.testing.attacks import ATTACKS, spoil
 
 # From (round, client) to the name of a fault; None for none.
 FaultPlan = Callable[[int, int], str | None]
@@ -26,7 +26,7 @@ FaultPlan = Callable[[int, int], str | None]
 def at(faults: Mapping[tuple[int, int], str]) -> FaultPlan:
     """A plan with these faults: {(round, client): name}. Raises InputError for unknown names."""
     for name in faults.values():
-        attack(name)
+        check_name("attack", name, ATTACKS)
     return lambda t, client: faults.get((t, client))
 
 
@@ -38,9 +38,8 @@ def seeded(rate: float, names: Sequence[str] = tuple(ATTACKS), seed: int = 0) ->
     """
     if not 0.0 <= rate <= 1.0 or not names:
         raise InputError(f"rate={rate}, {len(names)} names; allowed: 0 to 1, and at least one")
-    # Check names now, not in the round in which a misspelt one happens to be drawn.
     for name in names:
-        attack(name)
+        check_name("attack", name, ATTACKS)
 
     def plan(t: int, client: int) -> str | None:
         rng = generator(seed, "faults", t, client)
@@ -67,15 +66,12 @@ class Faulty:
         arriving, self.late = self.late, []
         yield from arriving
         for reply in self.backend(update, jobs):
-            yield from self._spoil(reply)
-
-    def _spoil(self, reply: Reply) -> tuple[Reply, ...]:
-        """The replies that arrive instead of this one, by the plan."""
-        name = self.plan(reply.t, reply.client)
-        if name is None:
-            return (reply,)
-        self.done.append((reply.t, reply.client, name))
-        if name == "delay":
-            self.late.append(reply)
-            return ()
-        return spoil(name, reply, key(self.seed, "spoil", reply.t, reply.client))
+            t, client = reply.t, reply.client
+            if (name := self.plan(t, client)) is not None:
+                self.done.append((t, client, name))
+            if name is None:
+                yield reply
+            elif name == "delay":
+                self.late.append(reply)
+            else:
+                yield from spoil(name, reply, key(self.seed, "spoil", t, client))

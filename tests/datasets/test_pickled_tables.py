@@ -13,7 +13,7 @@ import pytest
 from fedshift.datasets import pickled_tables, safe_pickle
 from fedshift.datasets.pickled_tables import load_columns, load_object
 from fedshift.errors import DataError
-from fedshift.testing.damage import Reader, fuzz_file
+from support.damage import Reader, fuzz_file
 from support.pickled import block, dtype, named, numbers, objects, packed, small_table, table, text
 
 

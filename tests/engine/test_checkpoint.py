@@ -18,10 +18,10 @@ from fedshift.engine.run import Dropped, Round, run, start
 from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import DataError, InputError
 from fedshift.recipes import Setting
-from fedshift.testing.fuzz import different
 from fedshift.tree import flatten
 from support.every_method import MAKE
 from support.federations import make_federation
+from support.fuzz import different
 
 
 def equal(a: Round, b: Round) -> bool:

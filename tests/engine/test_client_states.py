@@ -23,10 +23,10 @@ from fedshift.experiments.folder.progress import STATES, shelf_in
 from fedshift.experiments.folder.run_folder import kept_in
 from fedshift.experiments.task.preparing import prepare
 from fedshift.recipes import Setting
-from fedshift.testing.fuzz import different
 from fedshift.tree import size_in_bytes
 from support.every_method import MAKE
 from support.federations import make_federation
+from support.fuzz import different
 from support.rounds import everything
 from support.small_runs import Killed, config_of, results
 

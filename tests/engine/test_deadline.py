@@ -28,8 +28,8 @@ from fedshift.flower.rounds import answered
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
-from fedshift.testing.fuzz import different
 from support.federations import SIZES, make_federation
+from support.fuzz import different
 from support.odd_work import Once, asleep, killed
 from support.small_runs import config_of
 

@@ -26,9 +26,9 @@ from fedshift.model import Model, build
 from fedshift.recipes import Setting
 from fedshift.testing.attacks import ATTACKS, spoil
 from fedshift.testing.faults import Faulty, at, seeded
-from fedshift.testing.fuzz import Arena, arena, different, fuzz
 from fedshift.tree import flatten
 from support.federations import TARGET, make_federation
+from support.fuzz import Arena, arena, different, fuzz
 
 DROP = Gate(on_bad="drop", max_norm=1e6, max_bytes=1 << 24)
 SOME = ("nan", "drop", "one row", "two answers", "delay")

@@ -18,10 +18,10 @@ from fedshift.engine.run import Federation, Round, play_round, run, start
 from fedshift.errors import TrainingError
 from fedshift.model import Model
 from fedshift.recipes import Setting
-from fedshift.testing.fuzz import arena, different, fuzz
 from fedshift.tree import Parts, flatten
 from support.every_method import MAKE
 from support.federations import make_clients, make_federation
+from support.fuzz import arena, different, fuzz
 
 pytestmark = pytest.mark.routed
 

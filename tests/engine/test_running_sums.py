@@ -23,10 +23,10 @@ from fedshift.engine.sums.summing import check_and_sum
 from fedshift.errors import TrainingError
 from fedshift.recipes import Setting
 from fedshift.server.combine import total
-from fedshift.testing.fuzz import different
 from fedshift.tree import Parts, weighted_sum
 from support.every_method import MAKE, ROUNDS, WRAP, Make
 from support.federations import make_federation
+from support.fuzz import different
 
 pytestmark = pytest.mark.routed
 

@@ -18,9 +18,9 @@ from fedshift.experiments.experiment import record
 from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.task.preparing import prepare
 from fedshift.recipes import Setting
-from fedshift.testing.fuzz import different
 from support.every_method import MAKE
 from support.federations import SIZES, make_clients, make_federation
+from support.fuzz import different
 from support.small_runs import config_of
 
 TRAINING = {"rounds": 4, "steps": 2, "cohort": 3, "lr": 0.05}

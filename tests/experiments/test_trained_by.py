@@ -30,9 +30,9 @@ from fedshift.experiments.task.preparing import prepare
 from fedshift.sweeps.execute import Report, execute
 from fedshift.sweeps.store import Store
 from fedshift.sweeps.worker import Means
-from fedshift.testing.fuzz import different
 from fedshift_papers.reproduce.plan import wanted
 from fedshift_papers.reproduce.reproduce import make_plan, reproduce
+from support.fuzz import different
 from support.small_runs import config_of
 from support.tables import MINI, cell, results
 

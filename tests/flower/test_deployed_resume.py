@@ -33,9 +33,9 @@ from fedshift.flower import AlgorithmStrategy, LocalGrid, Site, client_app, play
 from fedshift.flower.client import partition
 from fedshift.flower.kept import Kept, folder_of
 from fedshift.seeds import Seeds
-from fedshift.testing.fuzz import different
 from fedshift_deploy.command import unfinished
 from fedshift_deploy.machines import deployed
+from support.fuzz import different
 
 ROUNDS = 5
 

@@ -18,7 +18,7 @@ from support.federations import make_federation
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.flower import LocalGrid, client_app, play
-from fedshift.testing.flower_faults import BYTES, faulty_app
+from support.flower_faults import BYTES, faulty_app
 from support.flower_runs import differing_tensors, sites, strategy_of
 
 GATE = Gate(on_bad="drop", max_norm=1e6, max_bytes=1 << 22)

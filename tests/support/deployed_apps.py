@@ -25,9 +25,9 @@ from fedshift.flower.chosen import imported
 from fedshift.flower.client import app_of, partition
 from fedshift.model import build
 from fedshift.models.dense import Mlp
-from fedshift.testing.flower_faults import spoilt
 from fedshift.tree import flatten
 from fedshift_deploy.machines import deployed
+from support.flower_faults import spoilt
 from support.liars import lied
 
 ODD = 1
