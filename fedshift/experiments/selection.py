@@ -83,7 +83,8 @@ def choose(
         # A rule whose examples are missing picks no candidate.
         measured = [c for c in done if not math.isnan(value(c))]
         if measured:
-            picks[rule] = max(measured, key=lambda c: (value(c), c.ess)).label
+            # Rounded: sums of the same counts in another order are a tie.
+            picks[rule] = max(measured, key=lambda c: (round(value(c), 12), c.ess)).label
     return Choice(selection.rule, done, picks, prior)
 
 

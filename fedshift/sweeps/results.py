@@ -175,7 +175,8 @@ def _row(plan: Plan, contender: Contender, runs: Sequence[RunResult], metric: st
         """Order settings by complete seeds first: one that diverges on a seed must not win."""
         done = sum(m.state == "done" for m in rows[label].runs)
         value, sign = merits[label], -1 if smaller_is_better(by[label]) else 1
-        return done, -math.inf if value is None else sign * value
+        # Rounded: sums of the same numbers in another order are equal.
+        return done, -math.inf if value is None else round(sign * value, 12)
 
     row = rows[max(rows, key=merit)]  # the first of equals
     several = merits if len(merits) > 1 else {}

@@ -14,11 +14,12 @@ import torch
 
 from fedshift.cli import results
 from fedshift.errors import InputError
-from fedshift.evaluation.scores import answered
+from fedshift.evaluation.scores import Score, answered
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.experiment import Experiment, record, run_experiment
 from fedshift.experiments.folder.summary import summary
 from fedshift.experiments.listeners import ignore_event
+from fedshift.experiments.measures.correcting import Corrected, single_answer
 from fedshift.experiments.task.preparing import prepare
 from fedshift.server.prior import calibrate, calibrated_shift, calibration_sums, prior_shift
 
@@ -214,6 +215,23 @@ def test_a_correction_that_does_harm_is_reported() -> None:
         worse = moved.estimate.accuracy < plain.accuracy - plain.standard_error
         assert warned[steps] == worse
     assert not warned[60]
+
+
+def test_a_correction_that_leaves_one_answer_is_reported() -> None:
+    """Control: nothing is said of two answers, nor of a model that had one as trained."""
+
+    def answering(*predicted: int) -> Score:
+        return Score(torch.zeros(2), torch.tensor([3, 1]), torch.tensor(predicted), 0.0)
+
+    def said(moved: Score, plain: Score) -> list[str]:
+        even = np.full(2, 0.5)
+        answers = {"target": {"trained": plain}}
+        of = Corrected("target", prior_shift(even, even), even, None, moved, None, answers, None)
+        return single_answer(of, ["well", "ill"])
+
+    one, both = answering(4, 0), answering(2, 2)
+    assert '"well" for every test row' in said(one, both)[0]
+    assert said(one, one) == said(both, one) == []
 
 
 def test_the_printed_numbers_are_of_the_model_that_is_kept(
