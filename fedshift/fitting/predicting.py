@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedshift.errors import InputError
+
 MOST = 5
 
 
@@ -74,11 +76,22 @@ class Numbers:
 
 def label_sets(probabilities: NDArray[np.float64], labels: Sequence[str]) -> Prediction:
     """The sets of labels with probability above 1/2, from [n, L], as "one+two", or "none"."""
+    _refuse_nan(probabilities)
     sets = ["+".join(np.array(labels)[row]) or "none" for row in probabilities > 0.5]
     return Prediction(np.array(sets), probabilities, tuple(labels), sets=True)
 
 
 def prediction(probabilities: NDArray[np.float64], classes: Sequence[str]) -> Prediction:
     """The classes with the largest probabilities, from [n, K]."""
+    _refuse_nan(probabilities)
     names = np.array(classes)[probabilities.argmax(1)]
     return Prediction(names, probabilities, tuple(classes))
+
+
+def _refuse_nan(probabilities: NDArray[np.float64]) -> None:
+    """Raise InputError for rows without probabilities: they would get the first class."""
+    if len(rows := np.flatnonzero(np.isnan(probabilities).any(1))):
+        raise InputError(
+            f"the model gives NaN for {len(rows)} of {len(probabilities)} rows, the first of them "
+            f"row {rows[0]} (from 0); leave them out, or look at their values"
+        )

@@ -17,6 +17,7 @@ from fedshift.errors import DivergedError, InputError
 from fedshift.experiments import experiment
 from fedshift.fitting.class_weights import weights_of
 from fedshift.fitting.planning import plan
+from fedshift.fitting.predicting import label_sets, prediction
 from fedshift.recipes import Setting
 from fedshift.shifts import Sparsity
 from support.custom_tasks import Net, hospitals
@@ -171,6 +172,12 @@ def test_methods_of_ones_own_that_make_none(task: fs.Task, method: Any, match: s
         with pytest.raises(fs.InputError, match=match) as refused:
             run(task, Net, method=method, **QUICK)
         refused.match("test_refused.py, line|keyword-only")
+
+
+@pytest.mark.parametrize("answers", [prediction, label_sets])
+def test_rows_without_probabilities_get_no_class(answers: Any) -> None:
+    with pytest.raises(fs.InputError, match="NaN for 1 of 2 rows, the first of them row 1 "):
+        answers(np.array([[0.3, 0.7], [np.nan, np.nan]]), ["ill", "well"])
 
 
 @pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
