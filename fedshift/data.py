@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -220,24 +221,23 @@ def plan_phase(
     per_epoch = -(-n // batch)  # batches in an epoch; the last one may be shorter
     count = per_epoch * (epochs or 0) if steps is None else steps if n else 0
     rows, seed = _draw_rows(n, batch, count, generator)
-    # The last batch of an epoch is padded to full width, with weight 0.
-    epoch = torch.zeros(per_epoch * batch)
-    epoch[:n] = 1.0
-    weight = epoch.view(per_epoch, batch).repeat(-(-count // max(1, per_epoch)), 1)[:count]
-    last = n - (per_epoch - 1) * batch
-    sizes = tuple(last if s % per_epoch == per_epoch - 1 else batch for s in range(count))
+    weight, sizes = _weight_and_sizes(n, batch, count)
     # The rate stays float64 until training casts it to the parameters' type.
     return Plan(rows, weight, torch.tensor(lr, dtype=torch.float64), sizes, seed)
 
 
-def redrawn(plan: Plan, n: int, generator: torch.Generator) -> Plan:
-    """`plan_phase` for another client with n examples: only rows and seed are drawn anew.
-
-    The other fields depend on n alone, so both plans share them.
-    """
-    steps, batch = plan.rows.shape
-    rows, seed = _draw_rows(n, batch, steps, generator)
-    return Plan(rows, plan.weight, plan.lr, plan.sizes, seed)
+# Clients of one size share what is not random: it takes as long to make as to draw the rest.
+@lru_cache(maxsize=256)
+@torch.inference_mode(False)
+def _weight_and_sizes(n: int, batch: int, steps: int) -> tuple[Tensor, tuple[int, ...]]:
+    """The weight [S, B] and the sizes of a plan: an epoch's last batch may be smaller."""
+    per_epoch = -(-n // batch)
+    epoch = torch.zeros(per_epoch * batch)
+    epoch[:n] = 1.0
+    weight = epoch.view(per_epoch, batch).repeat(-(-steps // max(1, per_epoch)), 1)[:steps]
+    last = n - (per_epoch - 1) * batch
+    sizes = tuple(last if s % per_epoch == per_epoch - 1 else batch for s in range(steps))
+    return weight, sizes
 
 
 def _draw_rows(n: int, batch: int, steps: int, generator: torch.Generator) -> tuple[Tensor, int]:
@@ -270,14 +270,6 @@ def take(data: ClientData, plan: Plan, step: int) -> Batch:
     return Batch(data.x[rows], data.y[rows], w, rows, size, plan.seed + step)
 
 
-def _all_one(w: Tensor, dtype: torch.dtype) -> bool:
-    """Whether all importances are 1, of this type.
-
-    Not asked on a GPU, which would have to finish its work before it could answer.
-    """
-    return w.device.type == "cpu" and w.dtype == dtype and torch.equal(w, torch.ones_like(w))
-
-
 def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
     """The examples of all steps in turn, equal to `take`'s, with less work in each step."""
     if plan.sizes is None or within_vmap(data.y):  # stacked clients: no value may be read
@@ -285,8 +277,9 @@ def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
         return
     # Look labels up for all steps at once, but inputs step by step, as those may be very large.
     labels, importance = data.y[plan.rows], plan.weight
-    even = _all_one(data.w, plan.weight.dtype)
-    if not even:  # if even, the plan's weights, which are 1 as well
+    # Not asked on a GPU, which would have to finish its work before it could answer.
+    even = data.w.device.type == "cpu" and data.w.dtype == importance.dtype
+    if not (even := even and bool((data.w == 1).all())):  # else the plan's weights, which are 1 too
         importance = data.w[plan.rows]
     counts = {size: plan.weight.new_full((), float(size)) for size in set(plan.sizes)}
     steps = zip(plan.rows.unbind(), labels.unbind(), importance.unbind(), plan.sizes, strict=True)

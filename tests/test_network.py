@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,23 +16,25 @@ from torch.utils.checkpoint import checkpoint
 
 from fedshift import recipes
 from fedshift.algorithms.fedavg import FedAvg
-from fedshift.client.local import Local
-from fedshift.data import Examples
+from fedshift.client.local import Local, plan_all
+from fedshift.client.objectives import CrossEntropy
+from fedshift.data import Examples, client_data
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import Round, run
 from fedshift.engine.stacking.stacked import Stacked
-from fedshift.errors import InputError
+from fedshift.errors import InputError, UnfitError
 from fedshift.evaluation.scores import score
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
+from fedshift.models.lenet import LeNet
 from fedshift.outputs import dry_logits
 from fedshift.recipes import Setting
 from fedshift.router.route import Router
 from fedshift.tree import Parts, flatten
 from support.federations import CLASSES, FEATURES, TARGET, Normed, make_clients, make_federation
 from support.rounds import last
-from support.routing import routed_federation, routed_model, routed_setting, trained_router
+from support.routing import routed_federation, routed_model, routed_setting
 
 LOCAL = Local(epochs=1, batch=8)
 
@@ -142,20 +145,6 @@ def test_it_trains_wherever_it_is_called(where: Callable[[], Any], kind: str) ->
     assert not any(v.is_inference() or v.requires_grad for v in made)
 
 
-@pytest.mark.slow
-def test_routers_are_refitted_wherever_it_is_called() -> None:
-    plain = trained_router()
-    with torch.inference_mode():
-        there = trained_router()
-        fitted = [there.refitted(make_clients()), there.from_moments(make_clients())]
-    right = [plain.refitted(make_clients()), plain.from_moments(make_clients())]
-    x = make_clients()[0].x
-    for one, two in zip(fitted, right, strict=True):
-        assert torch.equal(one.route(x).probabilities, two.route(x).probabilities)
-        assert one.head is not None
-        assert not one.head.xi.is_inference()
-
-
 def test_a_generator_leaves_the_modes_of_its_reader() -> None:
     model = build(lambda: Mlp((FEATURES,), (10,), CLASSES), seed=1)
     with torch.no_grad():
@@ -188,29 +177,25 @@ def fix(net: Any) -> None:
 
 CHANGES: list[tuple[Callable[[Any], Any], str]] = [
     (other_layer, ""),
-    (new_parameter, '"0.scale" is missing among the parameters and buffers given'),
-    (new_buffer, '"0.scale" is missing among the parameters and buffers given'),
-    (
-        lambda net: weight_norm(net[0]),
-        'no parameter or buffer "0.weight"; it has 0.bias',
-    ),
-    (lambda net: parametrizations.weight_norm(net[0]), 'no parameter or buffer "0.weight"; it has'),
+    (new_parameter, '"0.scale" is missing'),
+    (new_buffer, '"0.scale" is missing'),
+    (lambda net: weight_norm(net[0]), '"0.weight"'),
+    (lambda net: parametrizations.weight_norm(net[0]), '"0.weight"'),
 ]
 
 
 @pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore:.*weight_norm")
-@pytest.mark.parametrize(("change", "message"), CHANGES)
+@pytest.mark.parametrize(("change", "at_fault"), CHANGES)
 def test_a_network_that_is_changed_after_its_model(
-    change: Callable[[Any], Any], message: str
+    change: Callable[[Any], Any], at_fault: str
 ) -> None:
     """As if it had been changed before; tensors that do not fit the new network are refused."""
     model, late = Model(network()), network()
     old = model.init()
-    torch.manual_seed(5)
-    change(model.net)
-    torch.manual_seed(5)
-    change(late)
+    for net in (model.net, late):
+        torch.manual_seed(5)
+        change(net)
     one, two = (
         last(run(recipes.fedavg(Setting(m, TARGET, LOCAL)), make_federation(m), 2)).server
         for m in (model, Model(late))
@@ -219,13 +204,12 @@ def test_a_network_that_is_changed_after_its_model(
     x, model = torch.randn(3, FEATURES), Model(network())
     right = model(*old, x)["logits"]
     change(model.net)
-    if not message:
+    if not at_fault:
         assert torch.equal(model(*old, x)["logits"], right)  # the given ones count, whatever it has
         return
-    with pytest.raises(InputError, match=message):
-        model(*old, x)
-    with pytest.raises(InputError, match=message):
-        dry_logits(model, *old, x)
+    for call in (model, partial(dry_logits, model)):
+        with pytest.raises(InputError, match=at_fault):
+            call(*old, x)
 
 
 def test_what_is_fixed_is_what_is_fixed_when_a_run_begins() -> None:
@@ -238,18 +222,16 @@ def test_what_is_fixed_is_what_is_fixed_when_a_run_begins() -> None:
 
 
 def test_names_that_are_not_the_networks() -> None:
-    model = Model(Normed())
+    model, x = Model(Normed()), torch.randn(3, FEATURES)
     params, buffers = model.init()
-    x = torch.randn(3, FEATURES)
-    for training in (False, True):
-        call = model.train if training else model
-        with pytest.raises(InputError, match='no parameter or buffer "haed.bias"; .*"head.bias"'):
+    for call in (model.train, model):
+        with pytest.raises(InputError, match='"haed.bias"; .*"head.bias"'):
             call({**params, "haed.bias": params["head.bias"]}, buffers, x)
-    with pytest.raises(InputError, match='"body.1.running_mean" is missing among'):
-        model(params, {}, x)
+        with pytest.raises(InputError, match='"body.1.running_mean" is missing'):
+            call(params, {}, x)
     less = {k: v for k, v in params.items() if k != "head.bias"}
     federation = replace(make_federation(model), params=less)
-    with pytest.raises(InputError, match='params lacks the network.s "head.bias"'):
+    with pytest.raises(InputError, match='"head.bias"'):
         next(run(FedAvg(model, local=Local(batch=7)), federation, 1))
 
 
@@ -270,23 +252,6 @@ def test_a_network_that_no_gradient_reaches_is_refused(cut: Any) -> None:
     model = build(lambda: Cut(FEATURES, CLASSES), 0)
     with pytest.raises(InputError, match="cut off from its parameters"):
         run(FedAvg(model), make_federation(model), 1)
-
-
-def test_a_network_may_need_a_whole_batch() -> None:
-    class Parts(nn.Module):
-        """Normalises quarters of a batch apart."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.head = nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, CLASSES)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(torch.cat([self.norm(part) for part in x.chunk(4)]))  # type: ignore[no-any-return]
-
-    model = build(Parts, 0)
-    clients = make_clients(sizes=(16, 16))
-    method = FedAvg(model, local=Local(batch=16))
-    assert len(list(run(method, make_federation(model, clients), 2))) == 2
 
 
 class Again(Mlp):
@@ -316,3 +281,35 @@ def test_networks_that_use_their_own_weights_are_refused(kind: Any, message: str
     model = build(lambda: kind((FEATURES,), (6,), CLASSES), 0)
     with pytest.raises(InputError, match=message):
         run(FedAvg(model), make_federation(model), 1)
+
+
+def test_models_are_what_they_say() -> None:
+    params, _ = (lenet := build(lambda: LeNet(1, 28, 10), 0)).init()
+    assert sum(v.numel() for v in params.values()) == 44_426
+    out = lenet(params, {}, torch.zeros(2, 1, 28, 28))
+    assert (out["features"].shape, out["logits"].shape) == ((2, 84), (2, 10))
+    again, other = (build(lambda: LeNet(1, 28, 10), seed).init()[0] for seed in (0, 1))
+    assert all(torch.equal(params[k], again[k]) for k in params)
+    assert not torch.equal(params["head.weight"], other["head.weight"])
+    for make in (lambda: LeNet(1, 12, 10), lambda: Mlp((3,), (0,), 2)):
+        with pytest.raises(InputError):
+            make()
+
+
+def test_images_laid_out_by_channels_train_alike_but_for_rounding() -> None:
+    model = build(lambda: LeNet(1, 28, CLASSES), 0)
+    x = torch.randn(12, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    data, buffers = client_data(x, torch.arange(12) % CLASSES, 0), dict[str, Tensor]()
+    params = {k: v.double() for k, v in model.init()[0].items()}
+    data = data._replace(x=x.double(), w=data.w.double())
+    local = Local(lr=0.05, batch=6)
+    plan = plan_all({"t": local}, data, 1, 0, 0)["t"]
+    one, two = (
+        local(m, CrossEntropy(), params, buffers, {}, data, plan).params
+        for m in (model, replace(model, channels_last=True))
+    )
+    gaps = [float((one[k] - two[k]).abs().max()) for k in params]
+    assert 0 < max(gaps) < 1e-10
+    flat = Model(nn.Linear(4, 2), channels_last=True)
+    with pytest.raises(UnfitError, match="channels-last is for images"):
+        flat.prepare(torch.zeros(2, 4), 0)

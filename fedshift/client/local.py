@@ -21,10 +21,10 @@ from fedshift.client.oracles import gradient_of as gradient_of
 from fedshift.client.sharing import check_prefixes
 from fedshift.client.trainer import Trained as Trained
 from fedshift.client.trainer import trainer
-from fedshift.data import Batch, ClientData, Plan, batches, plan_phase, redrawn
+from fedshift.data import Batch, ClientData, Plan, batches, plan_phase
 from fedshift.errors import FedshiftError, InputError, UnfitError, check_name
 from fedshift.model import Model
-from fedshift.seeds import key
+from fedshift.seeds import generator
 from fedshift.tree import Params, Parts, map_, split
 
 Schedule = Callable[[int], float]
@@ -285,35 +285,15 @@ def plan_all(
     A stream is named by (seed, round, client, phase), so a client's batches depend neither on the
     other clients of the round nor on where it runs.
     """
-    return plan_many(phases, [(client, data)], t, seed)[0]
+    n = int(torch.count_nonzero(data.w))
+    return {
+        name: phase.plan(n, t, generator(seed, "batch", t, client, name))
+        for name, phase in phases.items()
+    }
 
 
 def plan_many(
     phases: Mapping[str, Local], clients: Sequence[tuple[int, ClientData]], t: int, seed: int
 ) -> list[dict[str, Plan]]:
-    """`plan_all` of several clients.
-
-    Clients with the same number of examples share what is not random: weights, sizes and rate.
-    """
-    source, first_of_size = torch.Generator(), dict[tuple[str, int], Plan]()
-
-    def draw(name: str, phase: Local, n: int, client: int) -> Plan:
-        # Re-seed one generator: that is faster than making a new one for each stream.
-        source.manual_seed(key(seed, "batch", t, client, name))
-        like = first_of_size.get((name, n))
-        if like is not None:
-            return redrawn(like, n, source)
-        return first_of_size.setdefault((name, n), phase.plan(n, t, source))
-
-    counts = _example_counts([data.w for _, data in clients])
-    return [
-        {name: draw(name, phase, n, client) for name, phase in phases.items()}
-        for (client, _), n in zip(clients, counts, strict=True)
-    ]
-
-
-def _example_counts(importances: Sequence[Tensor]) -> list[int]:
-    """The number of nonzero entries, which are the examples, of each client's importances."""
-    if len({w.size(0) for w in importances}) == 1:  # one call for all clients
-        return torch.stack(list(importances)).count_nonzero(1).tolist()
-    return [int(torch.count_nonzero(w)) for w in importances]
+    """`plan_all` of several clients."""
+    return [plan_all(phases, data, t, seed, client) for client, data in clients]

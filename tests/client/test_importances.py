@@ -22,21 +22,15 @@ from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
-from fedshift.tree import flatten
 from support.every_method import MAKE, Make
 from support.federations import CLASSES, TARGET, Normed, make_clients, make_federation
+from support.rounds import different, last
 
 METHODS = ["fedavg", "scaffold I", "fedper", "fedas", "feddisk", "labelset_fedavg", "ditto"]
 
 
-def last(rounds: Any) -> Round:
-    return list(rounds)[-1]
-
-
 def equal(a: Round, b: Round) -> bool:
-    x, y = ({**flatten(r.server), **{f"{i}/{k}": v for i, s in r.states.items()
-            for k, v in flatten(s).items()}} for r in (a, b))  # fmt: skip
-    return x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x)
+    return not different(a, b)
 
 
 def strewn(clients: tuple[ClientData, ...]) -> tuple[ClientData, ...]:
@@ -118,40 +112,23 @@ def test_clients_without_any_are_empty_ones(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize(
-    ("w", "message"),
+    "w",
     [
-        (
-            torch.ones(3),
-            r"client 0: w is of shape \(3,\); give a tensor of one number per example, 9",
-        ),
-        (torch.ones(9, 1), r"client 0: w is of shape \(9, 1\)"),
-        ([1.0] * 9, "client 0: w is a list"),
-        (torch.tensor([1.0] * 8 + [torch.nan]), r"client 0: w\[8\] is nan; importances are finite"),
-        (torch.tensor([torch.inf] + [1.0] * 8), r"client 0: w\[0\] is inf"),
-        (
-            torch.tensor([1.0, -0.5] + [1.0] * 7),
-            r"client 0: w\[1\] is -0.5; .* 0 leaves the example",
-        ),
+        torch.ones(3), torch.ones(9, 1), [1.0] * 9, torch.tensor([1.0] * 8 + [torch.nan]),
+        torch.tensor([torch.inf] + [1.0] * 8), torch.tensor([1.0, -0.5] + [1.0] * 7),
+        torch.ones(9).bool(), torch.ones(9).long(),
     ],
-)
-def test_importances_that_are_none_are_refused(w: Any, message: str, setting: Setting) -> None:
+)  # fmt: skip
+def test_importances_that_are_none_are_refused(w: Any, setting: Setting) -> None:
     first, *rest = make_clients()
     clients, plain = (first._replace(w=w), *rest), make_federation(setting.model)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=r"client 0: w"):
         register(clients, CLASSES)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=r"client 0: w"):
         Federation(clients, plain.params, plain.buffers, plain.table, plain.seeds)
 
 
-KINDS = [
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-]
+KINDS = [torch.uint8, torch.int8, torch.int32, torch.uint16, torch.uint64]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -187,14 +164,6 @@ def test_examples_are_counted_exactly_whatever_the_type_of_importances(kind: tor
     table = register([data._replace(w=torch.ones(3001, dtype=kind))], 2)
     assert table["n"].tolist() == [3001.0]
     assert table["labels"].tolist() == [[1501.0, 1500.0]]
-
-
-@pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.int64])
-def test_importances_are_floating(kind: torch.dtype) -> None:
-    """True for each of 300 examples counted as one example, and bytes as 44."""
-    data = client_data(torch.ones(300, 1), torch.zeros(300).long(), 0)
-    with pytest.raises(InputError, match=f"w is {kind}; give floating numbers"):
-        register([data._replace(w=torch.ones(300, dtype=kind))], 1)
 
 
 def test_examples_with_a_history_of_gradients_train_alike() -> None:

@@ -10,13 +10,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedshift.client.decorrelation import Decorrelation
+from fedshift.client.distilling import NotTrueDistillation, VacantDistillation
 from fedshift.client.local import GradFn, Gradient, Local, Trained, gradient_of, plan_all
-from fedshift.client.objectives import CrossEntropy, Proximal, Term, View, batch_mean
+from fedshift.client.objectives import (
+    Contrastive,
+    CrossEntropy,
+    Proximal,
+    Term,
+    View,
+    batch_mean,
+)
+from fedshift.client.oracles import Clip, Sam
+from fedshift.client.prototypes import ToPrototypes
+from fedshift.client.schedules import Cosine
+from fedshift.client.shares import CountAdjusted, CountMargins, LogitSuppression
 from fedshift.data import Batch, Plan, client_data, take
 from fedshift.errors import InputError
-from fedshift.model import Model, build
+from fedshift.model import Model
 from fedshift.models.dense import Mlp
-from fedshift.models.lenet import LeNet
 from fedshift.outputs import check_classes
 from fedshift.tree import add, sq_norm, sub
 from support.federations import CLASSES, FEATURES, make_clients
@@ -131,18 +143,6 @@ def test_padding_steps_change_nothing(mlp: Model, optimizer: Any) -> None:
     # One more step that counts moves the result, padding or not.
     more = loose._replace(weight=torch.ones_like(loose.weight))
     assert any(not torch.equal(trained(more).params[k], wanted.params[k]) for k in params)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"optimizer": "adamw"}, 'unknown local optimizer "adamw"; allowed: adam, sgd'),
-        ({"optimizer": "adam", "momentum": 0.9}, "Adam has moments of its own"),
-    ],
-)
-def test_local_optimizers_refuse(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        Local(**options)
 
 
 def test_prox_reaches_its_fixed_point() -> None:
@@ -265,43 +265,6 @@ def test_a_client_without_examples_changes_nothing(mlp: Model) -> None:
     assert float(end.loss) == 0.0
 
 
-def test_relu_after_pooling_is_the_same_network() -> None:
-    x = torch.randn(8, 1, 28, 28, generator=torch.Generator().manual_seed(0))
-    nets = [build(lambda: LeNet(1, 28, 10), 0).net for _ in range(2)]
-    body = nets[1].body
-    body[1], body[2], body[4], body[5] = body[2], body[1], body[5], body[4]
-    assert isinstance(body[1], nn.ReLU)
-    grads = []
-    for net in nets:
-        loss = F.cross_entropy(net(x)["logits"], torch.arange(8))
-        grads.append(torch.autograd.grad(loss, list(net.parameters())))
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
-
-
-@pytest.mark.parametrize("mu", [0.0, -1.0, float("nan"), float("inf")])
-def test_prox_refuses(mu: float) -> None:
-    with pytest.raises(InputError, match="mu must be a positive number"):
-        Proximal(mu)
-
-
-def test_models_are_what_they_say() -> None:
-    lenet = build(lambda: LeNet(1, 28, 10), 0)
-    params, _ = lenet.init()
-    assert sum(v.numel() for v in params.values()) == 44_426
-    out = lenet(params, {}, torch.zeros(2, 1, 28, 28))
-    assert out["features"].shape == (2, 84)
-    assert out["logits"].shape == (2, 10)
-    assert build(lambda: LeNet(3, 32, 10), 0).init()[0]["body.7.weight"].shape == (120, 400)
-    again = build(lambda: LeNet(1, 28, 10), 0).init()[0]
-    other = build(lambda: LeNet(1, 28, 10), 1).init()[0]
-    assert all(torch.equal(params[k], again[k]) for k in params)
-    assert not torch.equal(params["head.weight"], other["head.weight"])
-    with pytest.raises(InputError, match="at least 16 pixels"):
-        LeNet(1, 12, 10)
-    with pytest.raises(InputError, match="hidden widths"):
-        Mlp((3,), (0,), 2)
-
-
 def test_a_model_that_does_not_fit_is_refused() -> None:
     x = torch.zeros(2, 4)
     with pytest.raises(InputError, match=r"logits \(2, 3\) for 2 inputs; the task has 5 classes"):
@@ -313,3 +276,29 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
 
     with pytest.raises(InputError, match=r"returns \['out'\]; it must return"):
         check_classes(Model(Odd(4, 3)), x, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "at_fault"),
+    [
+        (lambda v: Proximal(v), "Proximal mu"),
+        (lambda v: Contrastive(v), "Contrastive mu"),
+        (lambda v: Contrastive(1.0, v), "Contrastive tau"),
+        (lambda v: Decorrelation(v), "Decorrelation beta"),
+        (lambda v: NotTrueDistillation(v), "NotTrueDistillation beta"),
+        (lambda v: NotTrueDistillation(1.0, v), "NotTrueDistillation tau"),
+        (lambda v: VacantDistillation(3, v), "VacantDistillation strength"),
+        (lambda v: CountAdjusted(3, v), "CountAdjusted least"),
+        (lambda v: CountMargins(3, v), "CountMargins tau"),
+        (lambda v: LogitSuppression(3, v), "LogitSuppression strength"),
+        (lambda v: ToPrototypes(v), "ToPrototypes lam"),
+        (lambda v: Sam(v), "Sam rho"),
+        (lambda v: Clip(v), "Clip norm"),
+        (lambda v: Cosine(v, 3), "Cosine lr"),
+    ],
+)
+def test_numbers_of_terms_and_oracles_are_positive(make: Any, at_fault: str) -> None:
+    make(1.0)
+    for v in (0.0, -1.0, float("nan"), float("inf"), "1"):
+        with pytest.raises(InputError, match=f"{at_fault} must be a (positive )?number"):
+            make(v)
