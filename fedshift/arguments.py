@@ -21,7 +21,7 @@ from fedshift.real import disordered, is_whole
 # An example for each kind. They are text, because this file must not import the rest of the
 # library, which imports it.
 EXAMPLES = {
-    "Algorithm": "FedAvg(model)",
+    "Method": "FedAvg(model)",
     "Combine": "Mean(BySize())",
     "Gate": "Gate()",
     "Local": "Local(lr=0.1)",

@@ -31,7 +31,6 @@ from fedshift import (
     run,
 )
 from fedshift.algorithms.ditto import Ditto
-from fedshift.algorithms.scaffold import Scaffold
 from fedshift.client.objectives import (
     Contrastive,
     CrossEntropy,
@@ -76,6 +75,7 @@ from fedshift.shifts.noise import GaussianNoise
 from fedshift.tasks.task import Task as Federated
 from fedshift.tree import flatten, unflatten
 from fedshift_papers.datasets.fedpals_clients import Imbalanced
+from support.extras import scaffold
 
 SHARES = (0.2, 0.3, 0.5)
 COUNTS = [[1, 2, 3]]
@@ -102,7 +102,6 @@ def made(**given: Any) -> Federation:
 FEDERATION: Any = made()
 OTHER = Model(nn.Sequential(nn.Linear(4, 3)))
 *_, PLAYED = run(METHOD, FEDERATION, 2)
-*_, SCAFFOLDED = run(Scaffold(MODEL), FEDERATION, 1)
 
 
 def rule(needs: Any) -> Any:

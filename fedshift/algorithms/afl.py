@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.defaults import SharedModel
-from fedshift.algorithms.steps import averaged, fold, heard, revealed, server_state, update_of
+from fedshift.algorithms.fedavg import Extra, FedAvg, Training
+from fedshift.algorithms.method import rows
 from fedshift.arguments import check_fields, check_not_negative, check_positive
-from fedshift.client.local import Local, context_of, train_locally
+from fedshift.client.local import Local, context_of
 from fedshift.client.objectives import CrossEntropy, Term, View
 from fedshift.data import ClientData, Plan, take
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.server.cap import cap_of
-from fedshift.server.combine import total
-from fedshift.server.optimizers import ServerOptimizer, Sgd
+from fedshift.server.combine import Mean
 from fedshift.server.simplex import NO_CAP, allocate
 from fedshift.server.weights import BySize
 from fedshift.sketch import sketched
@@ -74,7 +72,7 @@ def mean_risk(
 
 @sketched
 @dataclass(frozen=True)
-class Afl(SharedModel):
+class Afl(Extra):
     """min_theta max_lambda sum_d lambda_d F_d(theta), lambda on the simplex over D domains.
 
         theta <- server(theta, sum_i lambda_i (theta_i - theta))
@@ -91,7 +89,8 @@ class Afl(SharedModel):
                n_i / n_d of it are not used. True: it is divided among the clients present, in
                proportion to their sizes
     risk       the loss F that is reported; the objective may have regularising terms as well
-    Raises InputError for a negative gamma and for domains that are not numbered 0..D-1.
+    Raises InputError for a negative gamma, for domains that are not numbered 0..D-1, and for a host
+    whose `combine` is not the default, which lambda replaces.
 
     The paper takes one gradient step at a time and returns the average of the iterates. Public
     codes: fair_flearn does the same from uniform lambda, FedTorch takes the last batch's loss. We
@@ -105,14 +104,10 @@ class Afl(SharedModel):
     Its message has the (empty) part "idle", and it measures the loss without training.
     """
 
-    model: Model
     gamma: float = 0.1
     domains: tuple[int, ...] | None = None
     whole: bool = False
-    objective: Term = CrossEntropy()
     risk: Term = CrossEntropy()
-    local: Local | tuple[Local, ...] = Local()
-    server: ServerOptimizer = Sgd()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -122,72 +117,61 @@ class Afl(SharedModel):
         if numbers != set(range(len(numbers))):
             raise InputError(f"domains must be numbered 0..D-1 without gaps, got {sorted(numbers)}")
 
-    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+    def check(self, host: FedAvg) -> None:
+        if host.combine != Mean() or host.share.private:
+            raise InputError(
+                "AFL's weights are its lambda, of losses of whole models; leave combine and share "
+                "out"
+            )
+
+    def server(self, host: FedAvg, params: Params, buffers: Params, state: Parts) -> Parts:
         # Store n lambda, not lambda: it starts at the exact sizes, so that gamma = 0 is FedAvg.
+        table = state["table"]
         mass = self._sum_by_domain(table["n"], torch.arange(len(table["n"])), table)
-        state = server_state(self.model, self.server, params, buffers, table)
-        return state | {"mixture": {"mass": mass}}
+        return {"mixture": {"mass": mass}}
 
-    def mixes_counts(self) -> bool:
-        """True: lambda starts at shares of all clients' examples."""
-        return True
-
-    def phases(self) -> Mapping[str, Local]:
-        return {**numbered(self.local), "risk": RISK}
+    def phases(self, host: FedAvg) -> Mapping[str, Local]:
+        return {"risk": RISK}
 
     def mixture(self, server: Parts) -> Tensor:
         """lambda over the domains, [D] float64 on the simplex."""
         mass = server["mixture"]["mass"]
         return mass / mass.sum()
 
-    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+    def weigh(self, host: FedAvg, server: Parts, ids: Tensor) -> Tensor:
         # `whole` divides a domain's mass among the clients present only.
         mass = self._client_mass(server, ids if self.whole else None)[ids]
         # If all clients of the cohort are idle, nothing changes, and any weights will do.
         return BySize()({"n": mass} if bool(mass.any()) else rows(server, ids))
 
-    def trains(self, weights: Tensor) -> Tensor:
-        # Idle clients too: they report their loss.
-        return torch.ones_like(weights, dtype=torch.bool)
+    def trains_all(self, host: FedAvg) -> bool:
+        """True: idle clients report their loss, too."""
+        return True
 
-    def broadcast(self, server: Parts, client: int) -> Parts:
-        message: Parts = {"params": server["params"], "buffers": server["buffers"]}
+    def send(self, host: FedAvg, server: Parts, client: int) -> Parts:
         # A client without mass need not train, but must still report its loss.
-        idle = not bool(self._client_mass(server)[client])
-        return message | self.objective.hear(server) | ({"idle": {}} if idle else {})
+        return {} if bool(self._client_mass(server)[client]) else {"idle": {}}
 
-    def client_update(
-        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
-    ) -> tuple[Parts, Parts]:
-        params, buffers = message["params"], message["buffers"]
-        memory = heard(message, state)
-        context = context_of(params, buffers, memory, data)
+    def before(self, host: FedAvg, training: Training) -> Training:
         # Measure before training: the received model is the same for all clients.
-        risk = mean_risk(self.model, self.risk, params, buffers, context, data, plans["risk"])
-        if "idle" in message:
-            idle = update_of(self.model, params, params, buffers, risk.to(data.w.dtype), data)
-            # The reply contains a change of exactly 0, so that it has the same form as the others.
-            return idle | {"risk": {"loss": risk}}, {}
-        end, end_buffers, loss = train_locally(
-            self.model, self.objective, numbered(self.local), params, buffers, memory, data, plans
-        )
-        update = update_of(self.model, params, end, end_buffers, loss, data)
-        return update | {"risk": {"loss": risk}}, self.objective.remember(end, end_buffers, data)
+        context = context_of(*training.received, training.memory, training.data)
+        frame = (*training.received, context, training.data, training.plans["risk"])
+        risk = mean_risk(host.model, self.risk, *frame)
+        idle = risk if "idle" in training.message else None
+        return replace(training, sent={**training.sent, "risk": {"loss": risk}}, idle=idle)
 
-    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """Changes and buffers."""
-        return averaged(cohort)
+    def fold(
+        self, host: FedAvg, server: Parts, updates: Parts, delta: Params
+    ) -> tuple[Params, Parts]:
+        return delta, {"mixture": {"mass": self._ascend(server, updates)}}
 
-    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
-        delta = total(updates, "delta", updates["cohort"]["weight"])
-        return {
-            **fold(server, updates, delta, self.server),
-            "mixture": {"mass": self._ascend(server, updates)},
-        }
-
-    def reveals(self) -> Mapping[str, str]:
+    def reveals(self, host: FedAvg) -> Mapping[str, str]:
         risk = "the mean loss of the model received, over the client's examples (sets its weight)"
-        return revealed(()) | {"risk": risk}
+        return {"risk": risk}
+
+    def mixes_counts(self, host: FedAvg) -> bool:
+        """True: lambda starts at shares of all clients' examples."""
+        return True
 
     def _domain_of_clients(self, clients: int) -> Tensor:
         """The domain of each client, [M]."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask
-from fedshift.algorithms.defaults import Around
+from fedshift.algorithms.method import Method, Wrapper
 from fedshift.arguments import check_fields, check_positive
 from fedshift.client.local import Local
 from fedshift.client.prototypes import check_features, class_products, head_shape
@@ -27,7 +26,7 @@ WHOLE = Local(epochs=1, batch=256)
 
 @sketched
 @dataclass(frozen=True)
-class Ccvr(Around):
+class Ccvr(Wrapper):
     """`inner` in rounds 1, ..., `after`; in later rounds the server fits the head anew.
 
         client   E_i[1{y = c}], E_i[1{y = c} f], E_i[1{y = c} f f^T] of its features f, [K, d, d]
@@ -50,7 +49,7 @@ class Ccvr(Around):
     without "features", or with a head that is no linear layer.
     """
 
-    inner: Algorithm
+    inner: Method
     after: int
     shares: tuple[float, ...]
     virtual: int = 500
@@ -132,7 +131,7 @@ class Ccvr(Around):
     def most_sent(self, params: Params) -> int:
         """The moments: K (1 + d + d^2) numbers of 8 bytes."""
         classes, width = params[self._layer(params)[0]].shape
-        inner = ask(self.inner, Capabilities.most_sent, params)
+        inner = self.inner.most_sent(params)
         return max(8 * classes * (1 + width + width**2), inner)
 
     def moves_server(self) -> bool:
@@ -143,7 +142,7 @@ class Ccvr(Around):
         """None: in these rounds no client trains."""
         return None
 
-    def at(self, t: int) -> Algorithm:
+    def at(self, t: int) -> Method:
         return self if t > self.after else self.inner.at(t)
 
     def _layer(self, params: Params) -> tuple[str, ...]:

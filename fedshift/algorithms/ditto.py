@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask, numbered
-from fedshift.algorithms.defaults import Around
+from fedshift.algorithms.method import Method, Wrapper, numbered
 from fedshift.arguments import check_fields, check_not_negative
 from fedshift.client.local import Local, context_of, train_phases
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
@@ -20,11 +19,11 @@ from fedshift.tree import Params, Parts
 
 
 @dataclass(frozen=True)
-class Ditto(Around):
+class Ditto(Wrapper):
     """v_i <- v_i - eta (grad F_i(v_i) + lam (v_i - w_t)), beside any method that trains w.
 
     Li, Hu, Beirami and Smith 2021, "Ditto: fair and robust federated learning through
-    personalization", arXiv 2012.04221, Equation 2 and Algorithm 1. w_t is the received model in all
+    personalization", arXiv 2012.04221, Equation 2 and Method 1. w_t is the received model in all
     steps of the round. `inner` reads neither v_i nor lam, so w is trained as it would be alone. A
     client that is not drawn keeps v_i. v_i starts at the common first model and is never sent.
 
@@ -39,7 +38,7 @@ class Ditto(Around):
     (before round 1) for one whose clients keep parameters private.
     """
 
-    inner: Algorithm
+    inner: Method
     lam: float = 1.0
     personal: Local | tuple[Local, ...] = Local()
     objective: Term = CrossEntropy()
@@ -48,13 +47,13 @@ class Ditto(Around):
         check_fields(self)
         check_not_negative("Ditto lam", self.lam)
         check_personal(self.objective)
-        if not ask(self.inner, Capabilities.moves_server):
+        if not self.inner.moves_server():
             name = type(self.inner).__name__
             raise InputError(
                 f"Ditto pulls towards the model that its method trains on the server, and {name} "
                 "moves none; put Ditto inside, as FineTune(Ditto(...), ...)"
             )
-        rules = ask(self.inner, Capabilities.label_rules)
+        rules = self.inner.label_rules()
         if rules is not None and rules["mode"] == "private":
             raise InputError(
                 "with private label sets the head's rows travel in an order that a client does not "

@@ -6,24 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.defaults import SharedModel
-from fedshift.algorithms.steps import averaged, fold, heard, revealed, server_state, update_of
+from fedshift.algorithms.fedavg import Extra, FedAvg, Training, whole_pass
 from fedshift.arguments import check_fields
-from fedshift.client.local import Local, context_of, train_locally
+from fedshift.client.local import Local, Trained, context_of
 from fedshift.client.mixing import Mix, leading, mixed, top
-from fedshift.client.objectives import CrossEntropy, Term
-from fedshift.data import ClientData, Plan
-from fedshift.model import Model
-from fedshift.server.combine import Combine, Mean, combined
-from fedshift.server.optimizers import ServerOptimizer, Sgd
+from fedshift.data import ClientData
+from fedshift.errors import InputError
 from fedshift.tree import Params, Parts
 
 
 @dataclass(frozen=True)
-class FedAla(SharedModel):
+class FedAla(Extra):
     """FedAvg whose clients start from theta^_i = v_i + (theta - v_i) * W_i, W_i in [0, 1] learned.
 
         client  W_i by `Mix` on CE(theta^_i);  v_i by SGD from theta^_i
@@ -41,99 +35,66 @@ class FedAla(SharedModel):
     The first time, the number of epochs for W_i depends on its losses, so `client_update` has a
     Python loop that ends by a tensor's value. No other method has; this one cannot be vectorised
     over clients. Unlike in the authors' code, a client that does not take part does not mix, and
-    keeps serving v_i. Raises InputError (before round 1) for more layers than the model has.
+    keeps serving v_i. Raises InputError for a host whose clients keep parts, and
+    (before round 1) for more layers than the model has.
     """
 
-    model: Model
     mix: Mix | None = Mix()
     head: tuple[str, ...] = ("head.",)
-    objective: Term = CrossEntropy()
-    local: Local = Local()
-    combine: Combine = Mean()
-    server: ServerOptimizer = Sgd()
 
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
-        self._top()  # raises for more layers than the model has
-        return server_state(self.model, self.server, params, buffers, table, self.combine.needs)
+    def check(self, host: FedAvg) -> None:
+        if host.share.private:
+            raise InputError("FedALA's clients mix whole models; leave share out")
 
-    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+    def server(self, host: FedAvg, params: Params, buffers: Params, state: Parts) -> Parts:
+        self._top(host)  # raises for more layers than the model has
+        return {}
+
+    def client(self, host: FedAvg, params: Params, buffers: Params, data: ClientData) -> Parts:
         return {
             "personal": params,
             "personal_buffers": buffers,
-            "mixing": {k: torch.ones_like(params[k]) for k in self._top()},
+            "mixing": {k: torch.ones_like(params[k]) for k in self._top(host)},
             "history": {"mixed": torch.zeros((), dtype=torch.bool)},
-            **self.objective.remember(params, buffers, data),
         }
 
-    def phases(self) -> Mapping[str, Local]:
-        train = numbered(self.local)
-        return train if self.mix is None else train | {"mix": self._pass()}
+    def phases(self, host: FedAvg) -> Mapping[str, Local]:
+        return {} if self.mix is None else {"mix": whole_pass(host)}
 
-    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
-        return self.combine.weigh(rows(server, ids))
+    def trains_all(self, host: FedAvg) -> bool:
+        """True: v_i must be trained even if the client has weight 0 in theta."""
+        return True
 
-    def trains(self, weights: Tensor) -> Tensor:
-        # v_i must be trained even if the client has weight 0 in theta.
-        return torch.ones_like(weights, dtype=torch.bool)
-
-    def client_update(
-        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
-    ) -> tuple[Parts, Parts]:
-        received, buffers = message["params"], message["buffers"]
-        start, learned = self._start(message, state, data, plans)
-        memory = heard(message, state)
-        end, end_buffers, loss = train_locally(
-            self.model, self.objective, numbered(self.local), start, buffers, memory, data, plans
-        )
-        # The change is from the received model, not from the mixture: the server adds it to that.
-        return update_of(self.model, received, end, end_buffers, loss, data), {
-            "personal": end,
-            "personal_buffers": end_buffers,
-            **learned,
-            **self.objective.remember(end, end_buffers, data),
-        }
-
-    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """Changes and buffers, unless `combine` needs each client's."""
-        return averaged(cohort) if isinstance(self.combine, Mean) else {}
-
-    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
-        delta = combined(self.combine, updates, seed)
-        return fold(server, updates, delta, self.server)
-
-    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
-        return state["personal"], state["personal_buffers"]
-
-    def reveals(self) -> Mapping[str, str]:
-        return revealed(self.combine.needs)
-
-    def _pass(self) -> Local:
-        return replace(self.local, epochs=1, steps=None)
-
-    def _top(self) -> tuple[str, ...]:
-        return () if self.mix is None else top(self.model, self.mix.layers, self.head)
-
-    def _start(
-        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
-    ) -> tuple[Params, Parts]:
-        """theta^_i, the model to train from, and the changed parts of the state."""
-        received, buffers, personal = message["params"], message["buffers"], state["personal"]
+    def before(self, host: FedAvg, training: Training) -> Training:
+        """Start from theta^_i, and learn W_i."""
+        (received, buffers), state = training.received, training.state
+        personal, mixing = state["personal"], state["mixing"]
         # Equal models give W_i no gradient. In round 1 all are equal, and the many epochs of the
         # first fit would be wasted.
         if self.mix is None or all(torch.equal(personal[k], v) for k, v in received.items()):
-            return received, {}
-        mixing, has_mixed = state["mixing"], bool(state["history"]["mixed"])
+            return training
+        has_mixed = bool(state["history"]["mixed"])
         old, new = ({k: model[k] for k in mixing} for model in (personal, received))
         lower = {k: v for k, v in received.items() if k not in mixing}
-        context = context_of(received, buffers, heard(message, state), data)
+        context = context_of(received, buffers, training.memory, training.data)
         # The plan is drawn anew each round, so its leading rows are a random part of the data.
-        plan = leading(plans["mix"], self.mix.share)
+        plan = leading(training.plans["mix"], self.mix.share)
         mixing = self.mix(
-            self.model, self.objective, old, new, lower, mixing, buffers, context, data, plan,
-            1 if has_mixed else self.mix.cap,
+            host.model, training.objective, old, new, lower, mixing, buffers, context,
+            training.data, plan, 1 if has_mixed else self.mix.cap,
         )  # fmt: skip
         learned = {"mixing": mixing, "history": {"mixed": torch.ones((), dtype=torch.bool)}}
-        return received | mixed(old, new, mixing), learned
+        start = received | mixed(old, new, mixing), buffers
+        return replace(training, start=start, kept={**training.kept, **learned})
+
+    def after(self, host: FedAvg, training: Training, end: Trained) -> tuple[Parts, Parts]:
+        return {}, {"personal": end.params, "personal_buffers": end.buffers}
+
+    def model_for(self, host: FedAvg, server: Parts, state: Parts) -> tuple[Params, Params]:
+        return state["personal"], state["personal_buffers"]
+
+    def _top(self, host: FedAvg) -> tuple[str, ...]:
+        return () if self.mix is None else top(host.model, self.mix.layers, self.head)

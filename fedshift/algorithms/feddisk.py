@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, numbered
-from fedshift.algorithms.defaults import Around
+from fedshift.algorithms.method import Method, Wrapper, numbered
 from fedshift.algorithms.weighing import cure_for_unweighed, notes, unweighed
 from fedshift.arguments import check_fields
 from fedshift.client.importance import (
@@ -44,7 +43,7 @@ LOCAL = Local(lr=1e-3, epochs=1, batch=100, optimizer="adam")
 
 
 @dataclass(frozen=True)
-class FedDisk(Around):
+class FedDisk(Wrapper):
     """min sum_i (n_i / N) (1/n_i) sum_j a_i(x_ij) loss(x_ij, y_ij),  a_i(x) = p(x) / q_i(x).
 
     Rounds 1 to `rounds` fit p, the density of all clients' data, by FedAvg with weights n_i / n
@@ -79,7 +78,7 @@ class FedDisk(Around):
     client's weights are worth less than least_ess of its examples.
     """
 
-    inner: Algorithm
+    inner: Method
     density: Model | None
     ratio: Ratio = Direct()
     rounds: int = 20
@@ -152,13 +151,11 @@ class FedDisk(Around):
         delta = inner.get("delta", "the change of shared parameters")
         return {**inner, "delta": delta + density, "report": inner["report"] + ess}
 
-    def at(self, t: int) -> Algorithm:
+    def at(self, t: int) -> Method:
         if t <= self.rounds:
-            return Before(self, FitDensities(self.network(), self.local))
+            return FitDensities(self)
         if t <= self.rounds_before_inner:
-            bounds = self.most, self.least_ess, self.useful
-            last = self.weighing if t == self.rounds_before_inner else 0
-            return Before(self, WeighExamples(self.network(), self.ratio, *bounds, last))
+            return WeighExamples(self, t == self.rounds_before_inner)
         # The inner method counts its own rounds from 1; schedules use the round of the whole run.
         inner = self.inner.at(t - self.rounds_before_inner)
         return self if inner is self.inner else replace(self, inner=inner)
@@ -204,34 +201,57 @@ class FedDisk(Around):
 
 
 @dataclass(frozen=True)
-class FitDensities:
+class Early(Wrapper):
+    """A round before the inner method's first: the model does not change, the density is sent."""
+
+    inner: FedDisk
+
+    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        return BySize()({"n": server["importance"]["n"][ids]})
+
+    def trains(self, weights: Tensor) -> Tensor:
+        return weights > 0
+
+    def broadcast(self, server: Parts, client: int) -> Parts:
+        return {"params": server["density"]}
+
+    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
+        """None: every client's reply is needed."""
+        return {}
+
+    def moves_server(self) -> bool:
+        """False: only the density is sent."""
+        return False
+
+    def at(self, t: int) -> Method:
+        return self.inner.at(t)
+
+
+@dataclass(frozen=True)
+class FitDensities(Early):
     """p <- p + sum_i a_i (p_i - p) and q_i <- local training from q_i, on the same batches.
 
     q_i, too, is updated by adding a rounded difference, so that in a federation of equal clients,
     or of one, p = q_i to the last bit.
     """
 
-    density: Model
-    local: Local
-
     def trained_model(self) -> Model:
-        return self.density
+        """The density."""
+        return self.inner.network()
 
     def phases(self) -> Mapping[str, Local]:
-        return numbered(self.local, "density")
+        return numbered(self.inner.local, "density")
 
-    def message(self, server: Parts, client: int) -> Parts:
-        return {}
-
-    def work(
+    def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
+        density = self.inner.network()
+
         def trained(start: Params) -> tuple[Params, Tensor]:
             """The change of a density by training from `start`, and its mean loss."""
             phases, term = self.phases(), NegativeLogDensity()
-            end = train_locally(self.density, term, phases, start, {}, {}, data, plans)
-            trainable = self.density.trainable
-            return sub(trainable(end.params), trainable(start)), end.loss
+            end = train_locally(density, term, phases, start, {}, {}, data, plans)
+            return sub(density.trainable(end.params), density.trainable(start)), end.loss
 
         old = state["density"]
         delta, loss = trained(message["params"])
@@ -240,51 +260,46 @@ class FitDensities:
         update = {"delta": delta, "report": {"id": data.id, "loss": loss}}
         return update, {"density": old | add({k: old[k] for k in density_change}, density_change)}
 
-    def fold(self, server: Parts, updates: Parts) -> Parts:
+    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         delta = weighted_sum(updates["cohort"]["weight"], updates["delta"])
         old = server["density"]
         return {"density": old | add({k: old[k] for k in delta}, delta)}
 
 
 @dataclass(frozen=True)
-class WeighExamples:
+class WeighExamples(Early):
     """a_i(x_j) from the two densities, computed once; their effective size is reported.
 
-    last  the number of weighing rounds if this is the last of them, else 0
+    last  whether this is the last of the weighing rounds
     """
 
-    density: Model
-    ratio: Ratio
-    most: float
-    least_ess: float
-    useful: float = 0.0
-    last: int = 0
+    last: bool = False
 
     def trained_model(self) -> None:
-        return None
+        """None: the density is as it is."""
 
     def phases(self) -> Mapping[str, Local]:
-        return self.ratio.phases()
+        return self.inner.ratio.phases()
 
-    def message(self, server: Parts, client: int) -> Parts:
+    def broadcast(self, server: Parts, client: int) -> Parts:
         n = server["importance"]["n"]
-        return {"share": {"least": n[client] / n.sum()}}
+        return super().broadcast(server, client) | {"share": {"least": n[client] / n.sum()}}
 
-    def work(
+    def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
-        pair = message["params"], state["density"]
+        disk, pair = self.inner, (message["params"], state["density"])
         # Pad to whole blocks: a row's weight must not depend on how many rows follow it.
         whole = filled(data)
-        log_ratio, loss = self.ratio(self.density, pair, whole, plans)
+        log_ratio, loss = disk.ratio(disk.network(), pair, whole, plans)
         # `least` is n_i / N. The mixture p contains q_i with this share, so p / q_i is at least it.
-        a = bounded(log_ratio, live(whole), message["share"]["least"], self.most)
+        a = bounded(log_ratio, live(whole), message["share"]["least"], disk.most)
         estimated = effective_size(a)
-        a = torch.where(estimated < self.useful * live(whole).sum(), live(whole).to(a), a)
+        a = torch.where(estimated < disk.useful * live(whole).sum(), live(whole).to(a), a)
         report = {"id": data.id, "loss": loss, "ess": effective_size(a), "estimated": estimated}
         return {"report": report}, {"importance": {"a": a[: len(data.x)]}}
 
-    def fold(self, server: Parts, updates: Parts) -> Parts:
+    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         importance, ids = server["importance"], updates["cohort"]["id"]
         sizes = {
             name: importance[name].index_copy(0, ids, updates["report"][name].to(importance[name]))
@@ -295,7 +310,7 @@ class WeighExamples:
         for i in ids.tolist():
             self._check(i, float(sizes["ess"][i]), float(n[i]), float(n.sum()))
         weighed = importance | sizes
-        control = isinstance(self.ratio, Equal)
+        control = isinstance(self.inner.ratio, Equal)
         for text in () if control else self._warnings(weighed, ids):
             warnings.warn(text, NeedlessWarning, stacklevel=2)
         return {"importance": weighed}
@@ -306,7 +321,7 @@ class WeighExamples:
             return texts
         able = int((weighed["n"] > 0).sum())
         # Take the number of clients that replied for the number that a round draws.
-        cure = cure_for_unweighed(self.last, left, len(ids) / able)
+        cure = cure_for_unweighed(self.inner.weighing, left, len(ids) / able)
         return [
             *texts,
             f"{left} of {able} clients were in no weighing round, and all their examples count "
@@ -314,57 +329,11 @@ class WeighExamples:
         ]
 
     def _check(self, client: int, ess: float, n: float, total: float) -> None:
-        if ess < self.least_ess * n:
+        if ess < self.inner.least_ess * n:
             raise TrainingError(
                 f"client {client}: the importance weights of its {n:.0f} examples, each from "
-                f"{n / total:.3g} to {self.most:g}, are worth {ess:.1f} ({100 * ess / n:.0f} %), "
-                f"less than least_ess = {self.least_ess:g} allows. Its density may have little in "
-                "common with that of all clients, or be badly fitted. Fit for more rounds "
-                "(density_rounds), lower least_ess if such weights are wanted, or in feddisk lower "
-                "temper or most for weights that differ less"
+                f"{n / total:.3g} to {self.inner.most:g}, are worth {ess:.1f} "
+                f"({100 * ess / n:.0f} %), less than least_ess = {self.inner.least_ess:g} allows. "
+                "Fit its density for more rounds (density_rounds), lower least_ess if such weights "
+                "are wanted, or lower temper or most for weights that differ less"
             )
-
-
-@dataclass(frozen=True)
-class Before(Around):
-    """A round before the inner method's first, which does `step`.
-
-    `inner` is the whole `FedDisk`. The model does not change; only the density is sent.
-    """
-
-    step: FitDensities | WeighExamples
-
-    def trained_model(self) -> Model | None:
-        """The step's network; None if nothing is trained."""
-        return self.step.trained_model()
-
-    def phases(self) -> Mapping[str, Local]:
-        return self.step.phases()
-
-    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
-        return BySize()({"n": server["importance"]["n"][ids]})
-
-    def trains(self, weights: Tensor) -> Tensor:
-        return weights > 0
-
-    def broadcast(self, server: Parts, client: int) -> Parts:
-        return {"params": server["density"], **self.step.message(server, client)}
-
-    def client_update(
-        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
-    ) -> tuple[Parts, Parts]:
-        return self.step.work(message, state, data, plans)
-
-    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
-        return self.step.fold(server, updates)
-
-    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """None: the step needs every client's reply."""
-        return {}
-
-    def moves_server(self) -> bool:
-        """False: only the density is sent."""
-        return False
-
-    def at(self, t: int) -> Algorithm:
-        return self.inner.at(t)

@@ -7,19 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedshift.algorithms.base import rows
-from fedshift.algorithms.defaults import SharedModel
-from fedshift.algorithms.steps import fold, heard, revealed, server_state, update_of
-from fedshift.arguments import check_fields
+from fedshift.algorithms.fedavg import Extra, FedAvg, Training, one_phase
 from fedshift.client.gradients import steps_taken
-from fedshift.client.local import Local, train_locally
-from fedshift.client.objectives import CrossEntropy, Term
-from fedshift.data import ClientData, Plan
+from fedshift.client.local import Local, Trained
 from fedshift.errors import InputError
-from fedshift.model import Model
 from fedshift.server.cap import cap_of, capped_sizes
-from fedshift.server.combine import Combine, Mean
-from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.tree import Params, Parts, map_
 
 
@@ -37,7 +29,7 @@ def normaliser(steps: Tensor, momentum: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FedNova(SharedModel):
+class FedNova(Extra):
     """theta <- server(theta, tau_eff sum_i p_i (theta_i - theta) / ||a_i||_1).
 
     Wang et al. 2020, arXiv 2007.07481, Section 5, with tau_eff = sum_i p_i ||a_i||_1 over the
@@ -54,51 +46,29 @@ class FedNova(SharedModel):
     ||a_i||_1 is not defined if steps are not sums of gradients.
     """
 
-    model: Model
-    objective: Term = CrossEntropy()
-    local: Local = Local()
-    combine: Combine = Mean()
-    server: ServerOptimizer = Sgd()
-
-    def __post_init__(self) -> None:
-        # Check before `check_fields`, whose message would only say that a tuple does not fit.
-        if not isinstance(self.local, Local):
-            raise InputError("FedNova counts the steps of one local phase; give one Local")
-        check_fields(self)
-        if self.local.optimizer != "sgd":
+    def check(self, host: FedAvg) -> None:
+        local = _phase(host)
+        if local.optimizer != "sgd":
             raise InputError(
                 "FedNova divides by how far unit gradients carry a client, which is known for SGD "
-                f'and not for {self.local.optimizer}; give Local(optimizer="sgd")'
+                f'and not for {local.optimizer}; give Local(optimizer="sgd")'
             )
 
-    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
-        return server_state(self.model, self.server, params, buffers, table, self.combine.needs)
-
-    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
-        return self.combine.weigh(rows(server, ids))
-
-    def client_update(
-        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
-    ) -> tuple[Parts, Parts]:
-        start, buffers = message["params"], message["buffers"]
-        memory = heard(message, state)
-        end, end_buffers, loss = train_locally(
-            self.model, self.objective, self.phases(), start, buffers, memory, data, plans
-        )
+    def after(self, host: FedAvg, training: Training, end: Trained) -> tuple[Parts, Parts]:
         # Count steps, not epochs: an epoch has more steps for a client with more examples.
-        norm = normaliser(steps_taken(plans["train0"]), self.local.momentum)
-        update = update_of(self.model, start, end, end_buffers, loss, data) | {
-            "normaliser": {"a": norm}
-        }
-        return update, self.objective.remember(end, end_buffers, data)
+        steps = steps_taken(training.plans["train0"])
+        return {"normaliser": {"a": normaliser(steps, _phase(host).momentum)}}, {}
 
-    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
+    def sums(self, host: FedAvg, server: Parts, cohort: Params) -> None:
+        """Every reply is kept: each change is divided by its own number."""
+
+    def gather(self, host: FedAvg, server: Parts, updates: Parts) -> Parts:
         cohort = updates["cohort"]
         weights, cap = cohort["weight"], cap_of(cohort)
         # clamp: the client reports this number, and a negative one would reverse others' changes.
         norm = updates["normaliser"]["a"].clamp(min=0)
         if cap < 1.0:  # do not trust reports: compute the number from the registered sizes
-            norm = self._implied_norm(server["table"]["n"][cohort["id"]]).to(norm.dtype)
+            norm = _implied_norm(_phase(host), server["table"]["n"][cohort["id"]]).to(norm.dtype)
         shares = weights * norm
         bounded = capped_sizes(shares, cap)
         # Not shares.sum() unless capped: this sum has the bits of runs without a cap.
@@ -109,15 +79,19 @@ class FedNova(SharedModel):
         def scaled(v: Tensor) -> Tensor:
             return v * scale.to(v.dtype).view(-1, *[1] * (v.dim() - 1))
 
-        delta = self.combine(weights, map_(scaled, updates["delta"]), seed)
-        return fold(server, updates, delta, self.server)
+        return updates | {"delta": map_(scaled, updates["delta"])}
 
-    def _implied_norm(self, n: Tensor) -> Tensor:
-        """||a_i||_1 [C] of clients that registered n [C] examples."""
-        each = (n.double() / self.local.batch).ceil()
-        fixed = self.local.steps
-        steps = each * (self.local.epochs or 0) if fixed is None else fixed * (n > 0).double()
-        return normaliser(steps, self.local.momentum)
+    def reveals(self, host: FedAvg) -> Mapping[str, str]:
+        return {"normaliser": "how many steps it took, weighted"}
 
-    def reveals(self) -> Mapping[str, str]:
-        return revealed(self.combine.needs) | {"normaliser": "how many steps it took, weighted"}
+
+def _phase(host: FedAvg) -> Local:
+    return one_phase(host, "FedNova counts the steps of one local phase")
+
+
+def _implied_norm(local: Local, n: Tensor) -> Tensor:
+    """||a_i||_1 [C] of clients that registered n [C] examples."""
+    each = (n.double() / local.batch).ceil()
+    fixed = local.steps
+    steps = each * (local.epochs or 0) if fixed is None else fixed * (n > 0).double()
+    return normaliser(steps, local.momentum)

@@ -6,14 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.defaults import SharedModel
-from fedshift.algorithms.steps import averaged, fold, heard, revealed, server_state, update_of
+from fedshift.algorithms.fedavg import Extra, FedAvg, Training
 from fedshift.arguments import check_fields, check_not_negative
-from fedshift.client.local import Local, train_locally
-from fedshift.client.objectives import CrossEntropy, Term
+from fedshift.client.local import Local, Trained
 from fedshift.client.prototypes import (
     Moments,
     ToPrototypes,
@@ -23,13 +19,11 @@ from fedshift.client.prototypes import (
     statistics,
 )
 from fedshift.client.sharing import Share
-from fedshift.data import ClientData, Plan
+from fedshift.data import ClientData
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.server.cap import cap_of
-from fedshift.server.combine import Combine, Mean, combined
 from fedshift.server.heads import head_weights, pooled_prototypes
-from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.tree import Params, Parts, map_, weighted_sum
 
 # How features are averaged: in large batches, because no gradients are stored.
@@ -37,7 +31,7 @@ WHOLE = Local(epochs=1, batch=256)
 
 
 @dataclass(frozen=True)
-class FedPac(SharedModel):
+class FedPac(Extra):
     """A shared body theta and, for each client, the best convex mixture of all heads.
 
         client  phi_i by SGD on CE, body frozen; then theta_i by SGD on CE + (lam/d) ||f - c_y||^2
@@ -58,132 +52,115 @@ class FedPac(SharedModel):
     head         name prefixes of the head's parameters; running statistics are never mixed
     lam          strength of the pull; 0 leaves it out
     collaborate  False lets every client keep its own head
-    fit, local   the phase of the head and that of the body
 
-    With lam = 0 and collaborate = False this is FedRep. Raises InputError for lam < 0 and phases
-    that choose parameters themselves, and before any training for a model without "features".
+    The host's `local` has the paper's two phases, `Local(only=head)` and `Local(frozen=head)`. With
+    lam = 0 and collaborate = False this is FedRep. Raises InputError for lam < 0, for parts that
+    clients keep, and before any training for a model without "features".
     """
 
-    model: Model
     head: tuple[str, ...] = ("head.",)
     lam: float = 1.0
     collaborate: bool = True
-    objective: Term = CrossEntropy()
-    fit: Local = Local()
-    local: Local = Local()
-    combine: Combine = Mean()
-    server: ServerOptimizer = Sgd()
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_not_negative("FedPAC lam", self.lam)
-        for phase in (self.fit, self.local):
-            if phase.only or phase.frozen:
-                raise InputError(
-                    "FedPAC decides which parameters move in its two phases; leave out "
-                    f"only={phase.only} and frozen={phase.frozen}"
-                )
 
-    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+    def check(self, host: FedAvg) -> None:
+        if host.share.private:
+            raise InputError("FedPAC's heads travel, and are mixed; leave share out")
+
+    def server(self, host: FedAvg, params: Params, buffers: Params, state: Parts) -> Parts:
         Share(self.head).check(params)  # the head must exist, and leave a body
-        shared, n = self._body_of(params), table["n"]
-        shape, like = head_shape(self.model, self.head), next(iter(params.values()))
-        state = server_state(self.model, self.server, shared, buffers, table, self.combine.needs)
-        return state | {
+        head, n = self._head_of(host.model, params), len(state["table"]["n"])
+        shape, like = head_shape(host.model, self.head), next(iter(params.values()))
+        body = {k: v for k, v in params.items() if k not in head}
+        return {
+            "params": body,
+            "optimizer": host.server.init(host.model.trainable(body)),
             # A row per client; all start with the same head.
-            "heads": map_(lambda v: torch.stack([v] * len(n)), self._head_of(params)),
+            "heads": map_(lambda v: torch.stack([v] * n), head),
             "prototypes": {"mean": like.new_zeros(shape), "count": like.new_zeros(shape[0])},
         }
 
-    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        check_features(self.model, self.head, params, buffers, data)
-        return {"client": {"id": data.id}, **self.objective.remember(params, buffers, data)}
+    def client(self, host: FedAvg, params: Params, buffers: Params, data: ClientData) -> Parts:
+        check_features(host.model, self.head, params, buffers, data)
+        return {"client": {"id": data.id}}
 
-    def phases(self) -> Mapping[str, Local]:
-        return {**self._train(), "statistics": WHOLE}
+    def phases(self, host: FedAvg) -> Mapping[str, Local]:
+        return {"statistics": WHOLE}
 
-    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
-        return self.combine.weigh(rows(server, ids))
-
-    def trains(self, weights: Tensor) -> Tensor:
-        # A head must be trained even if the client has weight 0 in the body.
-        return torch.ones_like(weights, dtype=torch.bool)
-
-    def broadcast(self, server: Parts, client: int) -> Parts:
-        message = {k: server[k] for k in ("params", "buffers", "prototypes")}
-        head = {"head": map_(lambda v: v[client], server["heads"])}
-        return message | head | self.objective.hear(server)
-
-    def client_update(
-        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
-    ) -> tuple[Parts, Parts]:
-        start, buffers = message["params"] | message["head"], message["buffers"]
-        shape, leaf = head_shape(self.model, self.head), message["prototypes"]["mean"]
-        # V_i and H_i are computed with the received body, because heads are compared on it.
-        before = class_moments(self.model, start, buffers, data, plans["statistics"], shape)
-        memory = heard(message, state) | {"prototypes": _goals(message["prototypes"], before)}
-        objective = self.objective + ToPrototypes(self.lam) if self.lam else self.objective
-        end, end_buffers, loss = train_locally(
-            self.model, objective, self._train(), start, buffers, memory, data, plans
-        )
-        # The prototypes to send are those of the trained body.
-        moments = class_moments(self.model, end, end_buffers, data, plans["statistics"], shape)
-        variance, means = statistics(before)
-        ends = self._body_of(start), self._body_of(end)
-        return update_of(self.model, *ends, end_buffers, loss, data) | {
-            "head": self._head_of(end),
-            "prototypes": {"mean": moments.mean.to(leaf.dtype), "count": moments.n.to(leaf.dtype)},
-            "statistics": {"variance": variance, "means": means.to(leaf.dtype)},
-        }, self.objective.remember(end, end_buffers, data)
-
-    def needs_classes(self) -> bool:
-        """True: it compares means of features by class."""
+    def trains_all(self, host: FedAvg) -> bool:
+        """True: a head must be trained even if the client has weight 0 in the body."""
         return True
 
-    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """Changes and buffers, unless `combine` needs each client's; heads are never summed."""
-        return averaged(cohort) if isinstance(self.combine, Mean) else {}
+    def send(self, host: FedAvg, server: Parts, client: int) -> Parts:
+        head = map_(lambda v: v[client], server["heads"])
+        return {"prototypes": server["prototypes"], "head": head}
 
-    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
-        delta = combined(self.combine, updates, seed)
-        ids, new = updates["cohort"]["id"], updates["head"]
+    def before(self, host: FedAvg, training: Training) -> Training:
+        prototypes, buffers = training.message["prototypes"], training.received[1]
+        start = training.received[0] | training.message["head"], buffers
+        # V_i and H_i are computed with the received body, because heads are compared on it.
+        moments = self._moments(host, start, training)
+        variance, means = statistics(moments)
+        means = means.to(prototypes["mean"].dtype)
+        pulled = training.objective + ToPrototypes(self.lam) if self.lam else training.objective
+        return replace(
+            training, received=start, start=start, objective=pulled,
+            memory=training.memory | {"prototypes": _goals(prototypes, moments)},
+            sent={**training.sent, "statistics": {"variance": variance, "means": means}},
+        )  # fmt: skip
+
+    def after(self, host: FedAvg, training: Training, end: Trained) -> tuple[Parts, Parts]:
+        # The prototypes to send are those of the trained body.
+        moments = self._moments(host, (end.params, end.buffers), training)
+        kind = training.message["prototypes"]["mean"].dtype
+        head = self._head_of(host.model, end.params)
+        prototypes = {"mean": moments.mean.to(kind), "count": moments.n.to(kind)}
+        return {"head": head, "prototypes": prototypes}, {}
+
+    def fold(
+        self, host: FedAvg, server: Parts, updates: Parts, delta: Params
+    ) -> tuple[Params, Parts]:
+        ids, new, cap = updates["cohort"]["id"], updates["head"], cap_of(updates["cohort"])
         if self.collaborate:
             reported, active = updates["statistics"], server["table"]["n"][ids] > 0
-            cap = cap_of(updates["cohort"])
             mix = head_weights(reported["variance"], reported["means"], active, cap)
             # `weighted_sum` leaves heads of weight 0 out exactly.
             mixed = [weighted_sum(row, new) for row in mix]
             new = {k: torch.stack([head[k] for head in mixed]) for k in new}
-        return fold(server, updates, delta, self.server) | {
+        return delta, {
             "heads": map_(lambda old, v: old.index_copy(0, ids, v), server["heads"], new),
-            "prototypes": pooled_prototypes(updates["prototypes"], cap_of(updates["cohort"])),
+            "prototypes": pooled_prototypes(updates["prototypes"], cap),
         }
 
-    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
+    def model_for(self, host: FedAvg, server: Parts, state: Parts) -> tuple[Params, Params]:
         # `server` may be a client's message, which has its own head only, instead of "heads".
         received = server.get("head")
         head = received or map_(lambda v: v[state["client"]["id"]], server["heads"])
         return server["params"] | head, server["buffers"]
 
-    def reveals(self) -> Mapping[str, str]:
-        return revealed(self.combine.needs) | {
+    def reveals(self, host: FedAvg) -> Mapping[str, str]:
+        return {
             "head": "its own head after training, before it is mixed with others",
             "prototypes": "the mean of its features in each class, and how many examples each has",
             "statistics": "the variance of its features in one number, and their class means "
             "times the classes' shares, by the model received",
         }
 
-    def _head_of(self, params: Params) -> Params:
+    def needs_classes(self, host: FedAvg) -> bool:
+        """True: it compares means of features by class."""
+        return True
+
+    def _moments(self, host: FedAvg, at: tuple[Params, Params], training: Training) -> Moments:
+        """The class means of the features of a model."""
+        shape, plan = head_shape(host.model, self.head), training.plans["statistics"]
+        return class_moments(host.model, *at, training.data, plan, shape)
+
+    def _head_of(self, model: Model, params: Params) -> Params:
         """The head without its fixed parameters, which are the same for all clients."""
-        return self.model.trainable(Share(self.head).kept(params))
-
-    def _body_of(self, params: Params) -> Params:
-        head = self._head_of(params)
-        return {k: v for k, v in params.items() if k not in head}
-
-    def _train(self) -> dict[str, Local]:
-        fit = replace(self.fit, only=self.head)
-        return numbered((fit, replace(self.local, frozen=self.head)))
+        return model.trainable(Share(self.head).kept(params))
 
 
 def _goals(prototypes: Params, local: Moments) -> Params:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask, numbered
-from fedshift.algorithms.defaults import Around
+from fedshift.algorithms.method import Method, Wrapper, numbered
 from fedshift.arguments import check_fields
 from fedshift.client.local import Local, train_locally
 from fedshift.client.objectives import CrossEntropy, Term
@@ -20,7 +19,7 @@ from fedshift.tree import Params, Parts, map_
 
 
 @dataclass(frozen=True)
-class FineTune(Around):
+class FineTune(Wrapper):
     """`inner` in rounds 1, ..., `after`; in later ones v_i <- local SGD on F_i from v_i.
 
     v_i starts at the model that `inner` would serve on client i after round `after`. When a client
@@ -37,7 +36,7 @@ class FineTune(Around):
     steps as `LocalOnly`.
     """
 
-    inner: Algorithm
+    inner: Method
     after: int
     tune: Local | tuple[Local, ...] = Local()
     objective: Term = CrossEntropy()
@@ -47,7 +46,7 @@ class FineTune(Around):
         if self.after < 0:
             raise InputError(f"fine-tuning after round {self.after}; give 0 or more rounds")
         check_personal(self.objective)
-        rules = ask(self.inner, Capabilities.label_rules)
+        rules = self.inner.label_rules()
         if rules is not None and rules["mode"] == "private":
             raise InputError(
                 "fine-tuning starts at the model that a client would serve, and with private label "
@@ -119,17 +118,17 @@ class FineTune(Around):
 
     def trains_router(self) -> bool:
         """Whether the inner method does, before tuning begins."""
-        return self.after > 0 and ask(self.inner, Capabilities.trains_router)
+        return self.after > 0 and self.inner.trains_router()
 
     def moves_server(self) -> bool:
         """False: clients tune models of their own."""
         return False
 
-    def at(self, t: int) -> Algorithm:
+    def at(self, t: int) -> Method:
         return self if t > self.after else self.inner.at(t)
 
-    def _last_stage(self) -> Algorithm:
+    def _last_stage(self) -> Method:
         """The stage of `inner` whose model is tuned."""
         stage = self.inner.at(max(self.after, 1))
         # FedDisk's first rounds, for example, train only a density: then tune `inner`'s own model.
-        return stage if ask(stage, Capabilities.moves_server) else self.inner
+        return stage if stage.moves_server() else self.inner

@@ -9,8 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import is_elementwise, rows
-from fedshift.algorithms.defaults import Around
+from fedshift.algorithms.method import Wrapper, is_elementwise, rows
 from fedshift.algorithms.steps import with_labels
 from fedshift.arguments import check_fields
 from fedshift.data import ClientData, Plan
@@ -24,7 +23,7 @@ Ratio = Literal["pooled", "node"]
 
 
 @dataclass(frozen=True)
-class LabelWeights(Around):
+class LabelWeights(Wrapper):
     """`inner`, where an example of label y on client i counts w_iy times in the loss.
 
     w_iy = T_y n_i / (a_i n_y), with a_i the client's weight in the round and n_y the number of

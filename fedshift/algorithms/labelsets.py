@@ -10,10 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Capabilities, LabelRules, ask
-from fedshift.algorithms.defaults import Around
 from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.method import LabelRules, Wrapper
 from fedshift.algorithms.scaffold import Scaffold
 from fedshift.algorithms.steps import fold
 from fedshift.arguments import check_fields
@@ -48,7 +47,7 @@ Mode = Literal["private", "public", "holders"]
 
 
 @dataclass(frozen=True)
-class LabelSets(Around):
+class LabelSets(Wrapper):
     """`inner` for clients with different label sets: Y_i are the labels of client i's examples.
 
         private   i is sent the body and the rows of Y_i of the head; softmax over Y_i
@@ -70,9 +69,9 @@ class LabelSets(Around):
     over them, which show how many clients have each label. The server knows all Y_i, and every
     client knows L. A client must never receive the whole head, not even to score it.
 
-    inner   FedAvg (with any objective), Scaffold, or Ditto around one of them. SCAFFOLD's controls
-            have rows like the head: c(y) = sum_{i: y in Y_i} p_i c_i(y) / sum_{i: y in Y_i} p_i,
-            over the population. Ditto's personal models have only the rows of Y_i
+    inner   FedAvg (with any objective, and `Scaffold` or no extra), or Ditto around it. SCAFFOLD's
+            controls have rows like the head, over the population: c(y) = sum_{i: y in Y_i} p_i
+            c_i(y) / sum_{i: y in Y_i} p_i. Ditto's personal models have only the rows of Y_i
     head    name prefixes of the last linear layer
     slots   L; None for the size of the largest label set
     seed    for the orders; keep it secret, because it can undo them
@@ -84,7 +83,7 @@ class LabelSets(Around):
     never sent.) In the other modes the table's sets are taken as they are.
     """
 
-    inner: FedAvg | Scaffold | Ditto
+    inner: FedAvg | Ditto
     mode: Mode = "private"
     head: tuple[str, ...] = ("head.",)
     slots: int | None = None
@@ -105,7 +104,7 @@ class LabelSets(Around):
             raise InputError(
                 f"rows are averaged over clients that hold them: give a Mean, not {method.combine}"
             )
-        if isinstance(method, FedAvg) and method.share.private:
+        if method.share.private:
             raise InputError(
                 f"the server averages rows of the head, and {list(method.share.private)} stay on "
                 "the clients; leave share out"
@@ -201,7 +200,7 @@ class LabelSets(Around):
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """Those of `inner` in public mode; none otherwise, because rows are averaged one by one."""
-        return self.inner.sums(server, cohort) if self.mode == "public" else {}
+        return super().sums(server, cohort) if self.mode == "public" else {}
 
     def needs_classes(self) -> bool:
         """True: rows of the head belong to labels."""
@@ -213,23 +212,24 @@ class LabelSets(Around):
 
     def mixes_counts(self) -> bool:
         """True with SCAFFOLD: a row of its c is a mean over all clients that have the label."""
-        return isinstance(self._shared, Scaffold) or ask(self.inner, Capabilities.mixes_counts)
+        return bool(self._shared.extras) or super().mixes_counts()
 
     @property
-    def _shared(self) -> FedAvg | Scaffold:
+    def _shared(self) -> FedAvg:
         """The method that trains the shared model."""
         method = self.inner.inner if isinstance(self.inner, Ditto) else self.inner
-        if not isinstance(method, FedAvg | Scaffold):
+        if not isinstance(method, FedAvg) or {*map(type, method.extras)} - {Scaffold}:
+            name = type(method).__name__
             raise InputError(
-                "label sets are for FedAvg, Scaffold, and Ditto around one of them, "
-                f"not {type(method).__name__}"
+                "label sets are for FedAvg, without extras or with Scaffold, and Ditto around it, "
+                f"not {name}; leave other extras out"
             )
         return method
 
     def _head_names(self, params: Params) -> tuple[str, ...]:
         return tuple(k for k in params if k.startswith(self.head))
 
-    def _with_masked_losses(self) -> FedAvg | Scaffold | Ditto:
+    def _with_masked_losses(self) -> FedAvg | Ditto:
         """`inner` with every loss over the client's own labels."""
         shared = self._shared
         masked = replace(shared, objective=OwnLabels(shared.objective))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import numbered, rows
+from fedshift.algorithms.method import Method, numbered, rows
 from fedshift.algorithms.steps import REGISTERED, REVEALED
 from fedshift.arguments import check_fields
 from fedshift.client.local import Local, train_locally
@@ -21,7 +21,7 @@ from fedshift.tree import Params, Parts
 
 
 @dataclass(frozen=True)
-class LocalOnly:
+class LocalOnly(Method):
     """v_i <- local SGD on F_i from v_i, in every round that draws client i; no model is sent.
 
     All v_i start at the common first model. Velocity is reset in each round, so that any method
@@ -83,6 +83,3 @@ class LocalOnly:
     def moves_server(self) -> bool:
         """False: the server has no model."""
         return False
-
-    def at(self, t: int) -> LocalOnly:
-        return self

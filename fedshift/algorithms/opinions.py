@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.errors import DivergedError
 from fedshift.model import Model
 from fedshift.server.rows import wire_labels
@@ -28,7 +28,7 @@ class Opinions(NamedTuple):
     absent: Tensor
 
 
-def answers(inner: Algorithm, server: Parts, updates: Parts, x: Tensor, batch: int) -> Tensor:
+def answers(inner: Method, server: Parts, updates: Parts, x: Tensor, batch: int) -> Tensor:
     """Logits [C, n, L] on x of every client's model, rebuilt from its message and its update.
 
     Minus infinity in slots without a label. Raises DivergedError for outputs that are not finite.

@@ -9,18 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import is_elementwise, rows
-from fedshift.algorithms.defaults import Around
+from fedshift.algorithms.method import Wrapper, rows
 from fedshift.algorithms.steps import with_labels
 from fedshift.arguments import check_fields
-from fedshift.data import ClientData, Plan
 from fedshift.server.so_far import check_rule, shares_of, weights_so_far
 from fedshift.server.weights import Pals
 from fedshift.tree import Params, Parts
 
 
 @dataclass(frozen=True)
-class SoFar(Around):
+class SoFar(Wrapper):
     """`inner`, with weights for the target plus what earlier rounds lacked: see `weights_so_far`.
 
     D <- D + T - S^T a after every round, where a are its weights. A cohort that lacks a label
@@ -54,14 +52,6 @@ class SoFar(Around):
         solved = weights_so_far(self.rule, rows(server, ids), debt, rounds)
         # Copy: the first round's array is cached, and a tensor that shares it could be written to.
         return torch.tensor(solved.weights.tolist(), dtype=torch.float64)
-
-    def client_update(
-        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
-    ) -> tuple[Parts, Parts]:
-        return self.inner.client_update(message, state, data, plans)
-
-    def is_elementwise(self) -> bool:
-        return is_elementwise(self.inner.client_update)
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         cohort = updates["cohort"]

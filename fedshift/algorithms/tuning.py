@@ -10,8 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask
-from fedshift.algorithms.defaults import Around
+from fedshift.algorithms.method import LabelRules, Method, Wrapper
 from fedshift.algorithms.opinions import Opinions, answers, cast, logits_of
 from fedshift.arguments import check_fields, check_positive, check_whole
 from fedshift.client.descent import Adam, Descent, HeavyBall
@@ -95,7 +94,7 @@ def _check_fit(
 
 
 @dataclass(frozen=True)
-class CentralTuning(Around):
+class CentralTuning(Wrapper):
     """`inner`, then in each round steps of theta down sum_k a_k E_x D(h_k(.|x), h_theta(.|x)).
 
         mse       D = sum_{y in Y_k} (h_k(y) - h(y))^2
@@ -141,7 +140,7 @@ class CentralTuning(Around):
     not finite, or the steps diverge.
     """
 
-    inner: Algorithm
+    inner: Method
     inputs: Tensor = field(repr=False, compare=False)
     loss: Disagreement = "mse"
     steps: int = 50
@@ -228,7 +227,7 @@ class CentralTuning(Around):
             | self._stored(self._descent().start(self._trained_part(params)))
         )
 
-    def at(self, t: int) -> Algorithm:
+    def at(self, t: int) -> Method:
         """The method of round t: without steps after the last round of tuning."""
         over = 0 < self.rounds < t
         # rounds=0, so that the copy does not come back here for ever.
@@ -271,11 +270,11 @@ class CentralTuning(Around):
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """None, because every client's model is needed; those of `inner` if there is no tuning."""
         idle = not self.steps and self.labelled is None
-        return ask(self.inner, Capabilities.sums, server, cohort) if idle else {}
+        return self.inner.sums(server, cohort) if idle else {}
 
     def label_rules(self) -> LabelRules | None:
         """Those of `inner`, plus the loss and the labels of tuning."""
-        rules = ask(self.inner, Capabilities.label_rules)
+        rules = self.inner.label_rules()
         if rules is None or not self.steps:
             return rules
         # In private mode clients know only their own labels, and "kl" does not change other rows.

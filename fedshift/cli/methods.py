@@ -9,8 +9,8 @@ from fractions import Fraction
 from typing import Any
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.method import Method
 from fedshift.cli.console import counted, say, show_json
 from fedshift.client.local import Local
 from fedshift.client.objectives import Scaled
@@ -24,12 +24,12 @@ STEPS = 10
 PLAIN = Local(steps=STEPS)
 # Fields that define a method. The others come from the setting, or are options.
 AXES = (
-    "inner", "objective", "mix", "fit", "align", "match", "fisher", "collaborate", "mode", "local",
+    "inner", "objective", "mix", "align", "match", "fisher", "collaborate", "mode", "local",
     "personal", "tune", "share", "combine", "server",
 )  # fmt: skip
 
 
-def example(recipe: recipes.Recipe) -> Algorithm:
+def example(recipe: recipes.Recipe) -> Method:
     """The recipe with its defaults on a stand-in model, in order to read its fields."""
     # 1,000 rounds, because methods that reserve rounds for tuning need more than these.
     net = Mlp((1,), (1,), 1)
@@ -38,26 +38,30 @@ def example(recipe: recipes.Recipe) -> Algorithm:
     return recipe.make(setting, **recipe.traits.example)
 
 
-def axes_used(algorithm: Algorithm) -> list[str]:
+def axes_used(algorithm: Method) -> list[str]:
     """The fields that differ from plain FedAvg, as "name: what", after the method's own rule.
 
-    The rule is the first paragraph of its class's docstring; it is left out for FedAvg.
+    The rule is the first paragraph of its class's docstring, or of its extra's; none for FedAvg.
     """
-    rules = [] if isinstance(algorithm, FedAvg) else [_rule(algorithm)]
-    return [*rules, *_changed(algorithm)] or ["none: the plain method"]
+    plain = isinstance(algorithm, FedAvg)
+    own = algorithm.extras if isinstance(algorithm, FedAvg) else (algorithm,)
+    rules = [axis for one in own for axis in (_rule(one), *_changed(one, algorithm))]
+    return [*rules, *(_changed(algorithm, algorithm) if plain else ())] or [
+        "none: the plain method"
+    ]
 
 
-def _rule(algorithm: Algorithm) -> str:
-    first = (inspect.getdoc(type(algorithm)) or "").partition("\n\n")[0]
-    return f"{type(algorithm).__name__}: {' '.join(first.replace('`', '').split())}"
+def _rule(one: object) -> str:
+    first = (inspect.getdoc(type(one)) or "").partition("\n\n")[0]
+    return f"{type(one).__name__}: {' '.join(first.replace('`', '').split())}"
 
 
-def _changed(algorithm: Algorithm) -> list[str]:
+def _changed(one: Any, algorithm: Method) -> list[str]:
     # Some fields do not exist in FedAvg. They are compared with a plain phase.
     plain = vars(FedAvg(algorithm.model, local=PLAIN)) | {"personal": PLAIN, "tune": PLAIN}
     changes = []
-    for field in fields(algorithm):  # type: ignore[arg-type]
-        name, value = field.name, getattr(algorithm, field.name)
+    for field in fields(one):
+        name, value = field.name, getattr(one, field.name)
         usual = plain.get(name, field.default)
         if name in AXES and value != usual and (value is not None or usual is not MISSING):
             changes.append(f"{name}: {_in_words(value)}")
@@ -78,7 +82,7 @@ def _in_words(value: object) -> str:
     if isinstance(value, Share):
         return f"{_names(value.private)} stays on the client"
     if isinstance(value, FedAvg):
-        return "; ".join(["FedAvg", *_changed(value)])
+        return "; ".join(["FedAvg", *_changed(value, value)])
     if not is_dataclass(value):
         return "none" if value is None else str(value)
     inner, name = getattr(value, "weights", None), type(value).__name__

@@ -32,7 +32,7 @@ def fedpac(
     collaborate: bool = True,
     head_epochs: int = 1,
     head_lr: float = 0.1,
-) -> FedPac | FedAvg:
+) -> FedAvg:
     """Pull features to all clients' class means, and mix heads as suits each client.
 
     Reference: Xu, Tong and Huang 2023, "Personalized federated learning with feature alignment and
@@ -42,16 +42,12 @@ def fedpac(
     """
     # steps=None: a phase has epochs or steps, not both.
     fit = replace(setting.local, lr=head_lr, epochs=head_epochs, steps=None)
-    head = personal.head_of(setting)
-    full = FedPac(
-        setting.model, head, lam, collaborate,
-        fit=fit, local=setting.local, server=setting.server,
-    )  # fmt: skip
-    if lam or collaborate:
-        return full
-    # Neither pull nor mixing is left: FedRep itself, which is cheaper.
-    phases = replace(fit, only=head), replace(setting.local, frozen=head)
-    return FedAvg(setting.model, local=phases, share=Share(head), server=setting.server)
+    phases, head = personal.in_turn(setting, fit, setting.local), personal.head_of(setting)
+    extra = FedPac(head, lam, collaborate)
+    plain = replace(one_model.fedavg(setting), local=phases)
+    # Where neither pull nor mixing is left it is FedRep itself, which is cheaper.
+    alone = not (lam or collaborate)
+    return replace(plain, share=Share(head)) if alone else replace(plain, extras=(extra,))
 
 
 @method()
@@ -75,7 +71,7 @@ def fedala(
     mix_lr: float = 1.0,
     share: Annotated[float, "the part of the examples that the mixture is learned on"] = 0.8,
     threshold: float = 0.1,
-) -> FedAla:
+) -> FedAvg:
     """Start local training from a learned mixture of the old local and the global model.
 
     Reference: Zhang et al. 2023, "FedALA: adaptive local aggregation for personalized federated
@@ -84,11 +80,11 @@ def fedala(
     the rate of the mixing weights, share the part of the examples that they are learned on.
     """
     mix = Mix(mix_lr, layers, share, threshold)
-    return FedAla(setting.model, mix, setting.head, local=setting.local, server=setting.server)
+    return replace(one_model.fedavg(setting), extras=(FedAla(mix, setting.head),))
 
 
 @method()
-def fedala_drm_repo(setting: Setting) -> FedAla:
+def fedala_drm_repo(setting: Setting) -> FedAvg:
     """FedAvg with half of the steps, served before it is averaged: not FedALA.
 
     Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedala.py.
@@ -97,7 +93,7 @@ def fedala_drm_repo(setting: Setting) -> FedAla:
     """
     # The first half would train mixing weights that get no gradient; no steps are spent on it.
     _, train = divided(setting, "fedala_drm_repo", 2)
-    return FedAla(setting.model, None, local=train, server=setting.server)
+    return replace(one_model.fedavg(replace(setting, local=train)), extras=(FedAla(None),))
 
 
 @method(Traits(fixes_weights=True))
@@ -108,7 +104,7 @@ def fedas(
     align_lr: float = 0.01,
     align_batch: int = 16,
     align_first: bool = False,
-) -> FedAs:
+) -> FedAvg:
     """Align the body received with the client's old features; weigh clients by Fisher traces.
 
     Reference: Yang, Huang and Ye 2024, "FedAS: bridging inconsistency in personalized federated
@@ -122,14 +118,11 @@ def fedas(
     # Alignment and training must run on the same kind of numbers.
     kind = setting.local.precision
     align = Local(align_lr, align_epochs, align_batch, precision=kind) if align_epochs else None
-    head = personal.head_of(setting)
-    return FedAs(
-        setting.model, head, align, first=align_first, local=setting.local, server=setting.server
-    )
+    return replace(personal.fedper(setting), extras=(FedAs(align, first=align_first),))
 
 
 @method()
-def fedas_drm_repo(setting: Setting) -> FedAs:
+def fedas_drm_repo(setting: Setting) -> FedAvg:
     """FedPer with a fifth of the steps spent on matching the last local model's features.
 
     Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedas.py.
@@ -138,11 +131,8 @@ def fedas_drm_repo(setting: Setting) -> FedAs:
     traces.
     """
     align, train = divided(setting, "fedas_drm_repo", 5)
-    head = personal.head_of(setting)
-    return FedAs(
-        setting.model, head, align, "examples", fisher=False, first=True,
-        local=train, server=setting.server,
-    )  # fmt: skip
+    extra = FedAs(align, "examples", fisher=False, first=True)
+    return replace(personal.fedper(replace(setting, local=train)), extras=(extra,))
 
 
 @method(Traits(fixes_weights=True))
@@ -155,7 +145,7 @@ def confree(
     dual: Dual = "exact",
     host: Host = "fedrep",
     head_epochs: int = 1,
-) -> FedAvg | FedAla | FedPac:
+) -> FedAvg:
     """Remove conflicts between clients' changes on the server, to the worst client's gain.
 
     Reference: Zheng et al. 2025, "ConFREE: conflict-free client update aggregation for personalized
@@ -174,9 +164,7 @@ def confree(
     return replace(inner, combine=ConFree(alpha, normalise, scope, dual))
 
 
-def _hosts(
-    setting: Setting, head_epochs: int
-) -> dict[Host, Callable[[], FedAvg | FedAla | FedPac]]:
+def _hosts(setting: Setting, head_epochs: int) -> dict[Host, Callable[[], FedAvg]]:
     # Functions: only the host that is asked for may check, and refuse, the setting.
     return {
         "fedrep": lambda: personal.fedrep(setting, head_epochs=head_epochs),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
-from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.feddisk import LOCAL, FedDisk
 from fedshift.client.importance import Classified, Direct, Equal, Known, Ratio
 from fedshift.client.schedules import Cosine
@@ -96,62 +95,31 @@ def _ratio(setting: Setting, estimator: Estimator, temper: float, epochs: int) -
     return ratios[estimator]()
 
 
-def _check_idle(
-    estimator: Estimator, temper: float, ratio_epochs: int, density_epochs: int, ordering: Ordering
-) -> None:
-    """Raise InputError for an option of another estimator.
-
-    hidden, density and the range are taken with all: they say which inputs are refused, and one
-    set of options does for a row and its control.
-    """
-    if temper != 1.0 and estimator in ("true", "equal"):
-        raise InputError(
-            f'temper is for ratios that are estimated, and estimator="{estimator}" estimates '
-            'none; set estimator="direct" or "classifier", or leave temper out'
-        )
-    if ratio_epochs != RATIO_EPOCHS and estimator != "classifier":
-        raise InputError(
-            f'ratio_epochs trains the classifier, and estimator="{estimator}" has none; set '
-            'estimator="classifier", or leave ratio_epochs out'
-        )
-    fits = {"density_epochs": density_epochs != 1, "ordering": ordering != "natural"}
-    for name in (name for name, given in fits.items() if given and estimator in ("true", "equal")):
-        raise InputError(
-            f'{name} is for densities that weigh examples, and estimator="{estimator}" asks none; '
-            f'set estimator="direct" or "classifier", or leave {name} out'
-        )
+# Options that an estimator leaves nothing to do, with values that ask nothing: a row's options do
+# for its control. hidden, density and the range are taken with all: they say which inputs are
+# refused.
+NO_DENSITY = ("true", "equal")
+IDLE: dict[str, tuple[tuple[str, ...], tuple[object, ...]]] = {
+    "temper": (NO_DENSITY, (1.0,)),
+    "density_epochs": (NO_DENSITY, (1,)),
+    "ordering": (NO_DENSITY, ("natural",)),
+    "ratio_epochs": (("direct", *NO_DENSITY), (RATIO_EPOCHS,)),
+    "most": (("equal",), (MOST,)),
+    "useful": (("equal",), (USEFUL, 0.0)),
+    "least_ess": (("equal",), (LEAST_ESS, 0.0)),
+}
 
 
-def _check_bounds(estimator: Estimator, most: float, least_ess: float, useful: float) -> None:
-    """Raise InputError for a bound on weights that no weight can come to.
-
-    0 asks nothing of anybody, and is taken with all: a row's options then do for its control.
-    """
-    bounds = {
-        "most": most != MOST,
-        "useful": useful not in (USEFUL, 0.0),
-        "least_ess": least_ess not in (LEAST_ESS, 0.0),
-    }
-    for name in (name for name, given in bounds.items() if given and estimator == "equal"):
-        raise InputError(
-            f'{name} is a bound on weights that differ, and with estimator="equal" all are 1; set '
-            f'estimator="direct", "classifier" or "true", or leave {name} out'
-        )
-    if LEAST_ESS < least_ess <= useful < 1.0:
-        raise InputError(
-            f"least_ess={least_ess:g} ends no run where useful={useful:g}: weights worth less than "
-            "useful are 1 before least_ess is asked; set useful=0, or leave least_ess out"
-        )
-
-
-def _inner(setting: Setting, mu: float, tau: float) -> FedAvg:
-    """MOON, FedAvg where mu is 0; InputError for a temperature of a term that is not there."""
-    if tau != TAU and not mu:
-        raise InputError(
-            f"tau is the temperature of MOON's term, and with mu={mu:g} there is none; set mu "
-            "above 0, or leave tau out"
-        )
-    return one_model.moon(setting, mu=mu, tau=tau)
+def _check_idle(estimator: Estimator, **options: object) -> None:
+    """Raise InputError for an option that changes nothing with this estimator."""
+    for name, value in options.items():
+        estimators, idle = IDLE[name]
+        if estimator in estimators and value not in idle:
+            others = [f'"{one}"' for one in get_args(Estimator) if one not in estimators]
+            raise InputError(
+                f'{name}={value!r} changes nothing with estimator="{estimator}"; leave {name} out, '
+                f"or set estimator to {' or '.join(others)}"
+            )
 
 
 def _check_counts(hidden: tuple[int, ...], **counts: int) -> None:
@@ -212,9 +180,18 @@ def feddisk(
         weighing_rounds=weighing_rounds,
         ratio_epochs=ratio_epochs,
     )
-    _check_idle(estimator, temper, ratio_epochs, density_epochs, ordering)
-    _check_bounds(estimator, most, least_ess, useful)
-    inner = _inner(setting, mu, tau)
+    _check_idle(
+        estimator, temper=temper, ratio_epochs=ratio_epochs, density_epochs=density_epochs,
+        ordering=ordering, most=most, least_ess=least_ess, useful=useful,
+    )  # fmt: skip
+    if LEAST_ESS < least_ess <= useful < 1.0:
+        raise InputError(
+            f"least_ess={least_ess:g} ends no run where useful={useful:g}: weights worth less than "
+            "useful are 1 before least_ess is asked; set useful=0, or leave least_ess out"
+        )
+    if tau != TAU and not mu:
+        raise InputError(f"tau={tau:g} is of MOON's term; set mu above 0, or leave tau out")
+    inner = one_model.moon(setting, mu=mu, tau=tau)
     _check_rounds_left(setting, density_rounds + weighing_rounds)
     # After the checks of counts: a network of width 0 would fail in torch's words.
     kind = _kind(setting, density)

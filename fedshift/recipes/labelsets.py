@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
-from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack, cast
-
-from torch import Tensor
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack, cast, get_args
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.labelsets import LabelSets, Mode
-from fedshift.algorithms.scaffold import Option, Scaffold
+from fedshift.algorithms.scaffold import Option
 from fedshift.algorithms.tuning import (
-    HELD_OUT,
     CentralTuning,
     Moments,
     Over,
@@ -25,8 +22,7 @@ from fedshift.algorithms.tuning import (
     Temperature,
     Weights,
 )
-from fedshift.arguments import check_positive, check_whole
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.recipes import one_model, personal
 from fedshift.recipes.setting import Setting
 from fedshift.recipes.traits import PersonalLam, ProximalMu, Traits, method
@@ -140,80 +136,38 @@ def labelset_ditto(
     return _tuned(setting, personal.ditto(setting, lam=lam), shared)
 
 
-def _tuned(setting: Setting, inner: FedAvg | Scaffold | Ditto, shared: Shared) -> Algorithm:
+def _tuned(setting: Setting, inner: FedAvg | Ditto, shared: Shared) -> Algorithm:
     """`inner` with label sets and, unless tune is "none", central tuning."""
     tune = shared["tune"]
     how: dict[str, Any] = {k.removeprefix("tune_"): v for k, v in shared.items() if k in _OF_TUNING}
     # The seed of the slots' orders is the setting's, which clients do not know.
     plain = LabelSets(inner, shared["mode"], setting.head, shared["slots"], setting.seed)
+    check_name("tune", tune, get_args(Tune))
     if tune == "none":
-        _check_idle(how)
+        _check_idle("tune", tune, how, [*how], 'set tune="kl", "mse" or "pairwise"')
         return plain
-    # Not left to CentralTuning: its message would not offer "none".
-    if tune not in ("mse", "pairwise", "kl"):
-        raise unknown("tune", str(tune), ("none", "mse", "pairwise", "kl"))
-    inputs = _checked_inputs(setting, tune, how)
-    return CentralTuning(
-        plain, inputs, tune, head=setting.head, labelled=setting.server_examples,
-        **how,
-    )  # fmt: skip
-
-
-def _checked_inputs(setting: Setting, tune: Tune, how: dict[str, Any]) -> Tensor:
-    """The server's inputs, if all options of tuning go together.
-
-    Raises InputError in the recipes' names, where CentralTuning would say its own, or nothing.
-    """
-    check_whole("tune_steps", how["steps"], 0)
-    check_whole("tune_rounds", how["rounds"], 0)
-    check_positive("tune_lr", how["lr"])
-    if tune == "kl" and how["over"] == "union":
-        raise InputError(
-            'tune = "kl" compares models on each client\'s labels alone, and tune_over = "union" '
-            'has no place in it; leave tune_over out, or set tune = "mse" or "pairwise"'
-        )
     if setting.server_inputs is None:
         raise InputError(
             f'tune = "{tune}" needs unlabeled inputs on the server; give '
             "Setting(..., server_inputs=x), x [n, ...] like the clients' inputs"
         )
-    if how["temperature"] == "fitted" and setting.server_examples is None:
-        raise InputError(
-            'tune_temperature = "fitted" needs labelled examples on the server; give '
-            "Setting(..., server_examples=fedshift.data.Examples(x, y))"
-        )
-    if how["stop"] == "held-out" and len(setting.server_inputs) < HELD_OUT:
-        raise InputError(
-            f'tune_stop="held-out" holds out every fifth input of the server, which has '
-            f"{len(setting.server_inputs)}; give it {HELD_OUT} or more, or leave tune_stop out"
-        )
-    _check_steps(setting, how)
-    return setting.server_inputs
+    if not how["steps"]:
+        # Weights do something where labelled examples measure the optima under them.
+        names = ["moments", "stop", *(["weights"] if setting.server_examples is None else [])]
+        _check_idle("tune_steps", 0, how, names, "set tune_steps to 1 or more")
+    return CentralTuning(
+        plain, setting.server_inputs, tune, head=setting.head, labelled=setting.server_examples,
+        **how,
+    )  # fmt: skip
 
 
-def _check_idle(how: dict[str, Any]) -> None:
-    """Raise InputError for an option of tuning that was set where nothing is tuned."""
-    for name, value in how.items():
-        if value != _DEFAULTS[f"tune_{name}"]:
+def _check_idle(
+    key: str, value: object, how: dict[str, Any], names: Iterable[str], cure: str
+) -> None:
+    """Raise InputError for an option of tuning that changes nothing beside another's value."""
+    for name in names:
+        if how[name] != _DEFAULTS[f"tune_{name}"]:
             raise InputError(
-                f'tune_{name} is for central tuning, and with tune="none" there is none; set '
-                f'tune="kl", "mse" or "pairwise", or leave tune_{name} out'
-            )
-
-
-def _check_steps(setting: Setting, how: dict[str, Any]) -> None:
-    """Raise InputError for an option that without steps does nothing.
-
-    Weights and a temperature do something where labelled examples measure the optima under them.
-    """
-    if how["steps"]:
-        return
-    idle = {"moments": "new", "stop": "steps"}
-    if setting.server_examples is None:
-        idle["weights"] = "round"
-    for name, default in idle.items():
-        if how[name] != default:
-            raise InputError(
-                f'tune_{name}="{how[name]}" is for steps of central tuning, and with tune_steps=0 '
-                f"there are none; set tune_steps to 1 or more, or leave tune_{name} out"
+                f"tune_{name}={how[name]!r} changes nothing with {key}={value!r}; {cure}, or leave "
+                f"tune_{name} out"
             )

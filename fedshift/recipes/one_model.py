@@ -110,7 +110,7 @@ def afl(
     gamma: float = 0.1,
     domains: tuple[int, ...] | None = None,
     whole: bool = False,
-) -> Afl:
+) -> FedAvg:
     """Weigh clients so that the largest of their losses becomes small.
 
     Reference: Mohri, Sivek and Suresh 2019, "Agnostic federated learning", arXiv 1902.00146.
@@ -122,7 +122,7 @@ def afl(
             "whole is for domains of several clients, and without domains each client is one; "
             "give domains, or leave whole out"
         )
-    return Afl(setting.model, gamma, domains, whole, local=setting.local, server=setting.server)
+    return replace(fedavg(setting), extras=(Afl(gamma, domains, whole),))
 
 
 @method(Traits(even=True))
@@ -250,7 +250,7 @@ def fedyogi(
 
 
 @method()
-def scaffold(setting: Setting, *, option: Option = "II") -> Scaffold:
+def scaffold(setting: Setting, *, option: Option = "II") -> FedAvg:
     """Correct local steps by control variates that estimate the other clients' gradients.
 
     Reference: Karimireddy et al. 2020, "SCAFFOLD: stochastic controlled averaging for federated
@@ -258,28 +258,28 @@ def scaffold(setting: Setting, *, option: Option = "II") -> Scaffold:
     Note: option II takes the control from the local steps and refuses momentum, option I from one
     more pass over the data; uniform weights as in the paper.
     """
-    return Scaffold(setting.model, option, local=setting.local, server=setting.server)
+    return replace(fedavg(setting), combine=Mean(Uniform()), extras=(Scaffold(option),))
 
 
 @method(Traits(fixes_weights=True))
 def feddyn(
     setting: Setting, *, alpha: Annotated[float, "the strength of the regularisation"] = 0.1
-) -> FedDyn:
+) -> FedAvg:
     """Regularise local training so that the clients' optima agree with the global one.
 
     Reference: Acar et al. 2021, "Federated learning based on dynamic regularization" (FedDyn),
     arXiv 2111.04263, Algorithm 1.
     Note: uniform weights as in the paper; alpha > 0, and alpha -> 0 is not FedAvg.
     """
-    return FedDyn(setting.model, alpha, local=setting.local, server=setting.server)
+    return replace(fedavg(setting), combine=Mean(Uniform()), extras=(FedDyn(alpha),))
 
 
 @method()
-def fednova(setting: Setting) -> FedNova:
+def fednova(setting: Setting) -> FedAvg:
     """FedAvg with every client's change divided by the number of steps behind it.
 
     Reference: Wang et al. 2020, "Tackling the objective inconsistency problem in heterogeneous
     federated optimization" (FedNova), arXiv 2007.07481, Section 5.
     Note: the same as FedAvg when all clients take equally many steps; handles local momentum.
     """
-    return FedNova(setting.model, local=setting.local, server=setting.server)
+    return replace(fedavg(setting), extras=(FedNova(),))

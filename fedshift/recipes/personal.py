@@ -146,6 +146,11 @@ def layers_of(model: Model) -> str:
     return f"its layers are {named}" if named else "the network is one layer, and has no body"
 
 
+def in_turn(setting: Setting, head: Local, body: Local) -> tuple[Local, Local]:
+    """Two phases: one of the head alone, then one of the body alone."""
+    return _head_only(setting, head), _body_only(setting, body)
+
+
 def _head_only(setting: Setting, local: Local) -> Local:
     _check_only(setting)
     return replace(local, only=head_of(setting))
@@ -199,8 +204,7 @@ def halved(setting: Setting, name: str) -> FedAvg:
     """
     # The head first: the body is then trained under a head that fits it.
     first, second = divided(setting, name, 2)
-    phases = _head_only(setting, first), _body_only(setting, second)
-    return replace(fedper(setting), local=phases)
+    return replace(fedper(setting), local=in_turn(setting, first, second))
 
 
 @method()

@@ -19,7 +19,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.engine.run import Federation
 from fedshift.errors import InputError
 from fedshift.experiments.config.python_names import SITES
@@ -96,7 +96,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def opening(
-    log: EventLog, prepared: Prepared, algorithm: Algorithm, federation: Federation,
+    log: EventLog, prepared: Prepared, algorithm: Method, federation: Federation,
     table: Params, **facts: Any,
 ) -> None:  # fmt: skip
     """Log what the clients registered before round 1; facts: more arguments of `opening_event`."""

@@ -15,7 +15,7 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.data import Task
 from fedshift.engine.checks.gate import Dropped
 from fedshift.engine.preflight.method import check_training, check_whole_models
@@ -89,7 +89,7 @@ class Deployed:
     grid: Grid
     waits: Mapping[str, float]
     folder: Path
-    opens: Callable[[Algorithm, Federation, Params], None]
+    opens: Callable[[Method, Federation, Params], None]
     news: News
     on_sites: bool = False
     refits: tuple[str, ...] = ("moment",)
@@ -105,7 +105,7 @@ class Deployed:
 
     def rounds(
         self,
-        algorithm: Algorithm,
+        algorithm: Method,
         federation: Federation,
         training: Training,
         options: Mapping[str, Any],
@@ -160,7 +160,7 @@ class Deployed:
             return {}
         return measured_by_clients(self.strategy, self.grid, current, correction)
 
-    def own_scores(self, algorithm: Algorithm, current: Round) -> Mapping[int, OwnScores]:
+    def own_scores(self, algorithm: Method, current: Round) -> Mapping[int, OwnScores]:
         """As `OnSites`."""
         measured_by_clients(self.strategy, self.grid, current)
         return self.strategy.tests
@@ -172,7 +172,7 @@ class Deployed:
         self.news({"event": "fits"})
         return sites_of(self.strategy, self.grid)
 
-    def _registered(self, algorithm: Algorithm, federation: Federation, table: Params) -> None:
+    def _registered(self, algorithm: Method, federation: Federation, table: Params) -> None:
         columns = {name: column.long().tolist() for name, column in table.items()}
         facts = {**self.facts, "registered": columns}
         write(self.folder / DEPLOYED, json.dumps(facts, indent=1) + "\n")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.engine.run import Federation
 from fedshift.errors import InputError
 from fedshift.experiments.claims import audit_task
@@ -30,7 +30,7 @@ ALARMS = 0.01
 MOST_WORK = 1e11
 
 
-def most_of_one(algorithm: Algorithm, federation: Federation, table: Params) -> float:
+def most_of_one(algorithm: Method, federation: Federation, table: Params) -> float:
     """The weight that the client of least weight could get by a lie.
 
     It claims very many examples, with the target's label shares.
@@ -48,7 +48,7 @@ def most_of_one(algorithm: Algorithm, federation: Federation, table: Params) -> 
 
 
 def opening_event(
-    prepared: Prepared, algorithm: Algorithm, federation: Federation, table: Params,
+    prepared: Prepared, algorithm: Method, federation: Federation, table: Params,
     *, run: str, cap: float | None, cohort: int | None, dealt: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """The event "claims" of a run; table: n [M] (and labels [M, K]) as the clients registered them.

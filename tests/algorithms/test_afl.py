@@ -1,4 +1,4 @@
-"""AFL: laws that tie it to FedAvg, and its minimax point."""
+"""AFL: laws of lambda, its projection, and its minimax point."""
 
 from __future__ import annotations
 
@@ -7,51 +7,36 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedshift import recipes
-from fedshift.algorithms.afl import Afl, mean_risk
+from fedshift.algorithms.afl import Afl, mean_risk, project_simplex
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.local import Local, plan_all
 from fedshift.client.objectives import Contrastive, CrossEntropy, Proximal, Term, View, batch_mean
-from fedshift.data import ClientData, client_data
+from fedshift.data import client_data
 from fedshift.engine.run import Federation, run, start
-from fedshift.errors import InputError
 from fedshift.evaluation.scores import score
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.tree import Parts
 from support.by_hand import final, max_difference
 from support.comparing import by_bisection, same
-from support.federations import CLASSES, TARGET, double, make_clients, make_federation, one_job
+from support.extras import afl
+from support.federations import CLASSES, double, make_clients, make_federation, one_job
 
 # --- laws -------------------------------------------------------------------------------------
 
 
-def test_without_a_step_it_is_fedavg(setting: Setting, federated: Any) -> None:
-    for options in ({}, {"cohort": 3}):
-        one = final(recipes.fedavg(setting), federated(), **options)
-        for still in (None, (0, 1, 1, 0, 2, 1)):
-            two = final(recipes.afl(setting, gamma=0.0, domains=still), federated(), **options)
-            assert max_difference(one.server["params"], two.server["params"]) == 0
-            assert torch.equal(one.weights, two.weights)
-        moved = final(recipes.afl(setting, gamma=0.1), federated(), **options)
-        assert max_difference(one.server["params"], moved.server["params"]) > 1e-5
+def mixture(algorithm: FedAvg, server: Parts) -> Tensor:
+    (extra,) = algorithm.extras
+    assert isinstance(extra, Afl)
+    return extra.mixture(server)
 
 
-def test_batchnorm_without_a_step_is_fedavg(normed: Model) -> None:
-    """Measuring losses leaves the running statistics alone."""
-    federation = make_federation(normed)
-    local = Local(epochs=1, batch=7)
-    one = final(FedAvg(normed, local=local), federation)
-    two = final(Afl(normed, gamma=0.0, local=local), federation)
-    assert max_difference(one.server["params"], two.server["params"]) == 0
-    assert max_difference(one.server["buffers"], two.server["buffers"]) == 0
-    moved = final(Afl(normed, gamma=0.1, local=local), federation)
-    assert max_difference(one.server["buffers"], moved.server["buffers"]) > 1e-4
-
-
-def reported(algorithm: Afl, server: Parts, losses: list[float], ids: list[int]) -> Tensor:
+def reported(algorithm: FedAvg, server: Parts, losses: list[float], ids: list[int]) -> Tensor:
     """lambda after a round in which the clients `ids` report these losses without training."""
     still = {k: torch.zeros(len(ids), *v.shape) for k, v in server["params"].items()}
     updates = {
@@ -61,7 +46,7 @@ def reported(algorithm: Afl, server: Parts, losses: list[float], ids: list[int])
         "counters": {},
         "risk": {"loss": torch.tensor(losses, dtype=torch.float64)},
     }
-    return algorithm.mixture(server | algorithm.server_update(server, updates, 0))
+    return mixture(algorithm, server | algorithm.server_update(server, updates, 0))
 
 
 def test_lambda_is_the_projected_step(setting: Setting, federated: Any) -> None:
@@ -70,7 +55,7 @@ def test_lambda_is_the_projected_step(setting: Setting, federated: Any) -> None:
     losses = [0.3, 2.0, 1.1, 0.7, 4.0, 0.2]
     sizes = federation.table["n"] / federation.table["n"].sum()
     expected = by_bisection(sizes + 0.2 * torch.tensor(losses, dtype=torch.float64))
-    assert torch.equal(algorithm.mixture(server), sizes)
+    assert torch.equal(mixture(algorithm, server), sizes)
     assert float((reported(algorithm, server, losses, list(range(6))) - expected).abs().max()) < (
         1e-12
     )
@@ -80,7 +65,7 @@ def test_lambda_is_the_projected_step(setting: Setting, federated: Any) -> None:
 def test_equal_losses_leave_lambda(setting: Setting, federated: Any, ids: list[int]) -> None:
     algorithm, federation = recipes.afl(setting, gamma=0.5), federated()
     server = start(algorithm, federation).server
-    before = algorithm.mixture(server)
+    before = mixture(algorithm, server)
     after = reported(algorithm, server, [1.7] * len(ids), ids)
     assert float((after - before).abs().max()) < 1e-15
     unequal = reported(algorithm, server, [1.7] * (len(ids) - 1) + [1.8], ids)
@@ -90,31 +75,11 @@ def test_equal_losses_leave_lambda(setting: Setting, federated: Any, ids: list[i
 def test_a_cohort_moves_only_its_own_lambda(setting: Setting, federated: Any) -> None:
     algorithm, federation = recipes.afl(setting, gamma=0.5), federated()
     server = start(algorithm, federation).server
-    before, after = algorithm.mixture(server), reported(algorithm, server, [0.1, 3.0], [2, 5])
+    before, after = mixture(algorithm, server), reported(algorithm, server, [0.1, 3.0], [2, 5])
     rest = [0, 1, 3, 4]
     assert torch.equal(after[rest], before[rest])
     assert float(after[[2, 5]].sum()) == pytest.approx(float(before[[2, 5]].sum()), abs=1e-15)
     assert after[5] > before[5]
-
-
-def test_lambda_stays_on_the_simplex(setting: Setting, federated: Any) -> None:
-    for options in ({}, {"cohort": 3}):
-        algorithm = recipes.afl(setting, gamma=0.3)
-        for played in run(algorithm, federated(), 8, **options):
-            mixture = algorithm.mixture(played.server)
-            assert float(mixture.min()) >= 0
-            assert float(played.server["mixture"]["mass"].sum()) == pytest.approx(125, abs=1e-11)
-            present = mixture[played.cohort]
-            assert float(present.sum()) > 0
-
-
-def test_a_client_whose_loss_is_large_gains(setting: Setting, federated: Any) -> None:
-    clients = list(make_clients())
-    flipped = clients[4]._replace(y=(clients[4].y + 2) % CLASSES)
-    algorithm = recipes.afl(setting, gamma=0.1)
-    plain = final(algorithm, federated(), 6).server
-    odd = final(algorithm, federated((*clients[:4], flipped, clients[5])), 6).server
-    assert algorithm.mixture(odd)[4] > algorithm.mixture(plain)[4] + 0.05
 
 
 # --- the loss that is reported -------------------------------------------------------------------
@@ -155,19 +120,6 @@ def test_risk_is_of_the_model_received(setting: Setting, federated: Any) -> None
     assert abs(float(other - one)) > 1e-4
 
 
-def test_one_number_more_leaves_and_is_declared(setting: Setting, federated: Any) -> None:
-    job = one_job(recipes.afl(setting), federated())
-    ours = recipes.afl(setting)
-    update, _ = ours.client_update(*job[1:5])
-    plain, _ = recipes.fedavg(setting).client_update(
-        *one_job(recipes.fedavg(setting), federated())[1:5]
-    )
-    assert update.keys() - plain.keys() == {"risk"}
-    assert update["risk"]["loss"].shape == ()
-    assert "mean loss of the model received" in ours.reveals()["risk"]
-    assert ours.reveals()["register"] == "number of training examples, once"
-
-
 # --- clients of weight zero ----------------------------------------------------------------------
 
 
@@ -194,10 +146,10 @@ def test_idle_clients_report_and_do_not_train(setting: Setting, federated: Any) 
     assert not changed
 
     class Everyone(Afl):
-        def broadcast(self, server: Parts, client: int) -> Parts:
-            return {"params": server["params"], "buffers": server["buffers"]}
+        def send(self, host: FedAvg, server: Parts, client: int) -> Parts:
+            return {}
 
-    everyone = Everyone(algorithm.model, local=setting.local)
+    everyone = replace(algorithm, extras=(Everyone(),))
     one = list(run(algorithm, federation, 1, after=first))[-1]
     two = list(run(everyone, federation, 1, after=first))[-1]
     assert one.trained == two.trained == (0, 1, 2, 3, 4, 5)
@@ -222,16 +174,7 @@ def test_a_cohort_without_weight_changes_nothing_but_is_no_error(
     weights = algorithm.weigh(server, torch.tensor([1, 4]))
     assert weights.tolist() == pytest.approx([23 / 30, 7 / 30])
     assert all("idle" in algorithm.broadcast(server, i) for i in (1, 4))
-    assert torch.equal(reported(algorithm, server, [1.0, 2.0], [1, 4]), algorithm.mixture(server))
-
-
-def test_a_client_without_examples_stays_at_zero(mlp: Model) -> None:
-    clients = make_clients(sizes=(9, 20))
-    empty = ClientData(clients[0].x[:0], clients[0].y[:0], clients[0].w[:0], torch.tensor(2))
-    algorithm = recipes.afl(Setting(mlp, TARGET, Local(batch=8)))
-    done = final(algorithm, make_federation(mlp, (*clients, empty)))
-    assert algorithm.mixture(done.server)[2] == 0
-    assert float(algorithm.mixture(done.server).sum()) == pytest.approx(1)
+    assert torch.equal(reported(algorithm, server, [1.0, 2.0], [1, 4]), mixture(algorithm, server))
 
 
 def test_terms_with_memory_keep_it_while_idle(setting: Setting, federated: Any) -> None:
@@ -240,7 +183,7 @@ def test_terms_with_memory_keep_it_while_idle(setting: Setting, federated: Any) 
     job = one_job(algorithm, federation, 3)
     server = without(start(algorithm, federation).server, 3)
     assert not algorithm.client_update(algorithm.broadcast(server, 3), *job[2:5])[1]
-    assert algorithm.client_update(*job[1:5])[1].keys() == {"previous", "previous_buffers"}
+    assert algorithm.client_update(*job[1:5])[1].keys() >= {"previous", "previous_buffers"}
 
 
 # --- domains ----------------------------------------------------------------------------------
@@ -256,7 +199,7 @@ def test_domains_share_by_size(setting: Setting, federated: Any) -> None:
     groups = [[0, 3], [1, 2, 5], [4]]
     mean = torch.stack([(n[g] * losses[g]).sum() / n[g].sum() for g in groups])
     first = torch.stack([n[g].sum() for g in groups]) / n.sum()
-    assert float((algorithm.mixture(server) - first).abs().max()) < 1e-15
+    assert float((mixture(algorithm, server) - first).abs().max()) < 1e-15
     after = reported(algorithm, server, losses.tolist(), list(range(6)))
     assert float((after - by_bisection(first + 0.2 * mean)).abs().max()) < 1e-12
     weights = algorithm.weigh(server | {"mixture": {"mass": after * n.sum()}}, torch.arange(6))
@@ -290,31 +233,6 @@ def test_what_becomes_of_a_domain_with_absent_clients(setting: Setting, federate
     assert same(*algorithms, federated(), 2) < 1e-6
     one, two = (final(a, federated(), 2, cohort=4).server["params"] for a in algorithms)
     assert max_difference(one, two) > 1e-4
-
-
-def test_each_client_its_own_domain_is_the_default(setting: Setting, federated: Any) -> None:
-    one = final(recipes.afl(setting), federated(), cohort=4)
-    two = final(recipes.afl(setting, domains=tuple(range(6))), federated(), cohort=4)
-    assert max_difference(one.server["params"], two.server["params"]) == 0
-    swapped = final(recipes.afl(setting, domains=(0, 0, 1, 1, 2, 2)), federated(), cohort=4)
-    assert max_difference(one.server["params"], swapped.server["params"]) > 1e-5
-
-
-def test_all_in_one_domain_is_fedavg(setting: Setting, federated: Any) -> None:
-    one = final(recipes.fedavg(setting), federated())
-    two = final(recipes.afl(setting, gamma=9.0, domains=(0,) * 6), federated())
-    assert max_difference(one.server["params"], two.server["params"]) == 0
-
-
-def test_settings_out_of_range_are_refused(setting: Setting, federated: Any) -> None:
-    with pytest.raises(InputError, match=r"gamma must be 0 or more, got -0\.1"):
-        recipes.afl(setting, gamma=-0.1)
-    with pytest.raises(InputError, match=r"numbered 0\.\.D-1 without gaps, got \[0, 2\]"):
-        recipes.afl(setting, domains=(0, 2, 2))
-    with pytest.raises(InputError, match="^whole is for domains of several clients"):
-        recipes.afl(setting, whole=True)
-    with pytest.raises(InputError, match="domains names 2 clients, the federation has 6"):
-        final(recipes.afl(setting, domains=(0, 1)), federated(), 1)
 
 
 # --- the minimax point ------------------------------------------------------------------------
@@ -357,9 +275,33 @@ def test_two_parabolas_end_at_equal_losses() -> None:
         )
     )  # fmt: skip
     local = Local(lr=0.1, epochs=1, batch=5)
-    algorithm = Afl(model, 0.04, objective=Parabola(), risk=Parabola(), local=local)
+    algorithm = afl(model, 0.04, objective=Parabola(), risk=Parabola(), local=local)
     done = final(algorithm, federation, 300)
     assert float(done.server["params"]["theta"]) == pytest.approx(2.0, abs=1e-6)
-    assert algorithm.mixture(done.server).tolist() == pytest.approx([2 / 3, 1 / 3], abs=1e-6)
+    assert mixture(algorithm, done.server).tolist() == pytest.approx([2 / 3, 1 / 3], abs=1e-6)
     average = final(FedAvg(model, objective=Parabola(), local=local), federation, 100)
     assert float(average.server["params"]["theta"]) == pytest.approx(2.4, abs=1e-6)
+
+
+vectors = st.lists(st.floats(-50, 50), min_size=1, max_size=12)
+
+
+@pytest.mark.slow
+@given(vectors, st.floats(0.1, 1000.0))
+def test_projection_agrees_with_bisection(values: list[float], total: float) -> None:
+    v = torch.tensor(values, dtype=torch.float64)
+    u = project_simplex(v, total)
+    assert float((u - by_bisection(v, total)).abs().max()) < 1e-12 * (total + 50)
+    assert float(u.min()) >= 0
+    assert float(u.sum()) == pytest.approx(total, abs=1e-12 * total)
+
+
+@given(vectors)
+def test_projection_satisfies_the_conditions_of_a_minimiser(values: list[float]) -> None:
+    """(v - u) . (s - u) <= 0 for every s of the simplex: it is enough to look at its corners."""
+    v = torch.tensor(values, dtype=torch.float64)
+    u = project_simplex(v)
+    slopes = (v - u).max() - (v - u) @ u
+    assert float(slopes) < 1e-11
+    worse = torch.roll(u, 1)
+    assert float((worse - v).norm()) >= float((u - v).norm()) - 1e-12

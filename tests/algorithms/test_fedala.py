@@ -1,9 +1,8 @@
-"""FedALA: mixing weights that move, and the method without them."""
+"""FedALA: mixing weights that move, how long and from which examples they learn."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -12,30 +11,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift import recipes
-from fedshift.algorithms.fedala import FedAla
-from fedshift.client.local import Local, plan_all
-from fedshift.client.mixing import Mix, mixed, top
-from fedshift.client.objectives import CrossEntropy
-from fedshift.engine.run import run
-from fedshift.errors import InputError
+from fedshift.client.local import Local
+from fedshift.client.mixing import Mix, leading, mixed, top
+from fedshift.client.objectives import CrossEntropy, Term, View
+from fedshift.data import Plan
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.seeds import generator
 from fedshift.tree import Params
-from support.by_hand import final, max_difference
-from support.comparing import same, whole
+from support.by_hand import max_difference
+from support.comparing import whole
+from support.extras import fedala
 from support.federations import double, make_clients, make_federation, one_job
 from support.mixing import STILL, learn, models, plan_of
-
-
-def test_the_ends_of_a_mixture_are_exact() -> None:
-    old, new = ({"w": torch.randn(50, generator=generator(i))} for i in (0, 1))
-    ones, nothing = ({"w": torch.full((50,), float(w))} for w in (1, 0))
-    assert torch.equal(mixed(old, new, ones)["w"], new["w"])
-    assert torch.equal(mixed(old, new, nothing)["w"], old["w"])
-    half = mixed(old, new, {"w": torch.full((50,), 0.5)})["w"]
-    assert float((half - (old["w"] + new["w"]) / 2).abs().max()) < 1e-6
-    assert not torch.equal(old["w"] + (new["w"] - old["w"]) * ones["w"], new["w"])  # why lerp
 
 
 def test_each_batch_starts_from_the_mixture_that_the_last_one_left(mlp: Model) -> None:
@@ -54,20 +42,6 @@ def test_each_batch_starts_from_the_mixture_that_the_last_one_left(mlp: Model) -
     other = learn(mlp, mix, half, parts[1])
     added = {k: (first[k] + other[k] - half[k]).clamp(0.0, 1.0) for k in names}
     assert max_difference(both, added) > 1e-4
-
-
-def test_a_model_that_agrees_in_its_first_tensor_alone_is_mixed(setting: Setting) -> None:
-    """The authors' code looks at the first tensor only, and skips such a client."""
-    algorithm, federation = recipes.fedala(setting), make_federation(setting.model)
-    job = one_job(algorithm, federation)
-    first, *others = job.state["personal"]
-    mine = job.state["personal"] | {k: job.state["personal"][k] + 0.1 for k in others}
-    _, left = algorithm.client_update(job.message, job.state, job.data, job.plans)
-    assert "mixing" not in left  # the control: all tensors agree
-    state = job.state | {"personal": mine}
-    assert torch.equal(mine[first], job.message["params"][first])
-    _, changed = algorithm.client_update(job.message, state, job.data, job.plans)
-    assert max_difference(changed["mixing"], job.state["mixing"]) > 1e-4
 
 
 def test_the_gradient_of_w_is_that_of_finite_differences(mlp: Model) -> None:
@@ -111,41 +85,6 @@ def test_w_really_moves(layers: Any, mlp: Model) -> None:
     assert max_difference(learn(mlp, Mix(lr=STILL), ones, plan_of(40)), ones) == 0
 
 
-def test_w_moves_in_training_and_the_loss_falls(setting: Setting, federated: Any) -> None:
-    played = list(run(recipes.fedala(setting, mix_lr=5.0), double(federated()), 4))
-    for before, after in pairwise(played[1:]):
-        for i in range(6):
-            gap = max_difference(before.states[i]["mixing"], after.states[i]["mixing"])
-            assert gap > 1e-6
-    assert played[-1].loss < played[0].loss / 2
-
-
-def test_w_stays_between_zero_and_one(setting: Setting, federated: Any) -> None:
-    """With a rate that throws entries to both ends; a small one reaches neither 0 nor beyond."""
-
-    def learned(lr: float) -> Tensor:
-        last = final(recipes.fedala(setting, mix_lr=lr, layers="all"), federated(), 3)
-        return torch.cat([w.flatten() for s in last.states.values() for w in s["mixing"].values()])
-
-    wild, tame = learned(1e4), learned(1e-3)
-    assert float(wild.min()) == 0
-    assert float(wild.max()) == 1
-    assert int((wild == 0).sum()) > 20
-    assert 0.5 < float(tame.min()) < 1
-
-
-def test_the_first_round_is_skipped(setting: Setting, federated: Any) -> None:
-    """All clients have the received model: FedAvg bit for bit, and W is not learned yet."""
-    algorithm, plain = recipes.fedala(setting, mix_lr=5.0), recipes.fedavg(setting)
-    one, two = list(run(algorithm, federated(), 2))
-    for state in one.states.values():
-        assert not bool(state["history"]["mixed"])
-        assert all(bool((w == 1).all()) for w in state["mixing"].values())
-    assert all(bool(state["history"]["mixed"]) for state in two.states.values())
-    assert same(algorithm, plain, federated(), 1) == 0
-    assert same(algorithm, plain, federated(), 2) > 1e-4
-
-
 def test_one_different_entry_is_enough_not_to_skip(setting: Setting, federated: Any) -> None:
     """Two changes that cancel in their sum are a change all the same."""
     algorithm = recipes.fedala(setting)
@@ -159,19 +98,11 @@ def test_one_different_entry_is_enough_not_to_skip(setting: Setting, federated: 
     assert "history" not in algorithm.client_update(*job[1:5])[1]
 
 
-def test_w_of_one_is_fedavg(setting: Setting, federated: Any) -> None:
-    """Bit for bit, for as long as W does not move."""
-    still = FedAla(setting.model, Mix(lr=STILL), local=setting.local)
-    assert same(still, recipes.fedavg(setting), federated(), 3) == 0
-    moving = FedAla(setting.model, Mix(lr=5.0), local=setting.local)
-    assert same(moving, recipes.fedavg(setting), federated(), 3) > 1e-4
-
-
 def test_w_of_zero_keeps_the_local_top(setting: Setting, mlp: Model) -> None:
     """A learning rate of 0 shows where training starts: local above, global below."""
     federation = double(make_federation(mlp))
     frozen = replace(setting.local, lr=STILL)
-    algorithm = FedAla(mlp, Mix(lr=STILL), local=frozen)
+    algorithm = fedala(mlp, Mix(lr=STILL), local=frozen)
     job = one_job(algorithm, federation)
     mine, theirs = models(mlp)
     for w, expected in ((0.0, mine), (1.0, theirs)):
@@ -210,66 +141,82 @@ def test_layers_are_counted_from_the_classifier(mlp: Model) -> None:
     assert "scale" in top(model, "all", ("head.",))
 
 
-def test_the_repo_recipe_is_fedavg_served_before_averaging(
-    setting: Setting, federated: Any
-) -> None:
-    ten = replace(setting, local=Local(lr=0.1, steps=10, batch=8))
-    algorithm = recipes.fedala_drm_repo(ten)
-    assert set(algorithm.phases()) == {"train0"}
-    five = replace(ten, local=replace(ten.local, steps=5))
-    assert same(algorithm, recipes.fedavg(five), federated(), 3) == 0
-    assert same(algorithm, recipes.fedavg(ten), federated(), 3) > 1e-3
-    last = final(algorithm, federated(), 2)
-    job_plans = plan_all(algorithm.phases(), federated().clients[2], 2, 0, 2)
-    first = final(algorithm, federated(), 1).server["params"]
-    trained = algorithm.local(
-        ten.model, CrossEntropy(), first, {}, {}, federated().clients[2], job_plans["train0"]
-    ).params
-    assert max_difference(algorithm.model_for(last.server, last.states[2])[0], trained) == 0
-    assert max_difference(last.server["params"], trained) > 1e-3
-    with pytest.raises(InputError, match="fedala_drm_repo counts steps"):
-        recipes.fedala_drm_repo(setting)
-
-
-def test_only_the_change_of_the_model_leaves(setting: Setting, federated: Any) -> None:
-    """And it is measured from the model received, not from the mixture."""
-    algorithm = FedAla(setting.model, Mix(lr=5.0), local=replace(setting.local, lr=STILL))
-    job = one_job(algorithm, double(federated()))
-    mine, theirs = models(setting.model)
-    update, new_state = algorithm.client_update(
-        job.message | {"params": theirs}, job.state | {"personal": mine}, *job[3:5]
-    )
-    assert set(update) == {"delta", "buffers", "counters", "report"}
-    moved = {k: new_state["personal"][k] - theirs[k] for k in theirs}
-    assert max_difference(update["delta"], moved) == 0
-    assert float(moved["head.weight"].abs().max()) > 1e-3
-
-
 def test_buffers_are_the_received_ones(normed: Model) -> None:
     """The passes that learn W do not change running statistics."""
     federation = make_federation(normed)
     local = Local(lr=0.1, epochs=1, batch=7)
-    job = one_job(FedAla(normed, Mix(), local=local), federation, 3)
+    job = one_job(fedala(normed, Mix(), local=local), federation, 3)
     state = job.state | {"personal": {k: v + 0.1 for k, v in job.state["personal"].items()}}
     counts = []
     for mix in (Mix(), None):
-        algorithm = FedAla(normed, mix, local=local)
+        algorithm = fedala(normed, mix, local=local)
         new_state = algorithm.client_update(job.message, state, *job[3:5])[1]
         counts.append(int(new_state["personal_buffers"]["body.1.num_batches_tracked"]))
     assert counts == [6, 6]
     assert whole(federation.clients[3]).size == 40
 
 
-def test_wrong_settings_are_refused(setting: Setting, federated: Any) -> None:
-    for given, message in (
-        ({"mix_lr": 0.0}, "Mix lr must be a positive number, got 0"),
-        ({"share": 1.2}, r"FedALA's share of examples must be in \(0, 1\], got 1.2"),
-        ({"threshold": -1.0}, "Mix threshold must be a positive number, got -1"),
-        ({"layers": 0}, 'FedALA layers must be 1 or more, or "all", got 0'),
-    ):
-        with pytest.raises(InputError, match=message):
-            recipes.fedala(setting, **given)
-    with pytest.raises(InputError, match="FedALA's cap must be at least 1, got 0"):
-        Mix(cap=0)
-    with pytest.raises(InputError, match="layers=9; the model has 2 layers with parameters"):
-        final(recipes.fedala(setting, layers=9), federated(), 1)
+@dataclass(frozen=True)
+class Counted(Term):
+    """Cross-entropy that counts its calls."""
+
+    calls: list[int] = field(default_factory=list)
+
+    def __call__(self, view: View) -> Tensor:
+        self.calls.append(len(view.batch.y))
+        return CrossEntropy()(view)
+
+
+def epochs_taken(model: Model, mix: Mix, once: bool) -> int:
+    """How many passes a client of 40 examples makes over the 32 that it learns W on."""
+    counted = Counted()
+    algorithm = fedala(model, mix, objective=counted, local=Local(lr=STILL, epochs=1, batch=8))
+    job = one_job(algorithm, double(make_federation(model)), 3)
+    mine, theirs = models(model)
+    done = {"history": {"mixed": torch.tensor(once)}}
+    state, message = job.state | {"personal": mine} | done, job.message | {"params": theirs}
+    algorithm.client_update(message, state, *job[3:5])
+    training = 5
+    assert sum(counted.calls[:-training]) % 32 == 0
+    return sum(counted.calls[:-training]) // 32
+
+
+def test_the_first_time_goes_on_until_losses_settle(mlp: Model) -> None:
+    """Losses that stand still end it after window + 1 epochs, none before; then one a round."""
+    assert epochs_taken(mlp, Mix(lr=STILL), once=False) == 11
+    assert epochs_taken(mlp, Mix(lr=STILL, window=3), once=False) == 4
+    assert epochs_taken(mlp, Mix(lr=5.0, threshold=1e-12), once=False) == 50
+    assert epochs_taken(mlp, Mix(lr=5.0, threshold=1e-12, cap=7), once=False) == 7
+    assert epochs_taken(mlp, Mix(lr=5.0, threshold=1e-12), once=True) == 1
+    settled = epochs_taken(mlp, Mix(lr=1.0, threshold=0.01), once=False)
+    assert 11 <= settled < 50
+
+
+def test_a_share_of_the_examples(mlp: Model) -> None:
+    plan = plan_of(40)
+    part = leading(plan, 0.8)
+    assert part.sizes == (8, 8, 8, 8)
+    assert torch.equal(part.rows, plan.rows[:4])
+    odd = leading(plan, 0.55)
+    assert odd.sizes == (8, 8, 6)
+    assert odd.weight.sum() == 22
+    assert leading(plan, 1.0).sizes == plan.sizes
+    assert leading(plan_of(1), 0.1).sizes == (1,)
+    loose = leading(plan._replace(sizes=None), 0.55)
+    assert torch.equal(loose.weight[:3], odd.weight)
+    assert not loose.weight[3:].any()
+    drawn = Local(epochs=1, batch=8).plan(40, 2, torch.Generator().manual_seed(1))
+    assert set(leading(drawn, 0.8).rows.flatten().tolist()) != set(part.rows.flatten().tolist())
+
+
+def test_padding_does_not_teach_w(mlp: Model) -> None:
+    """Padding is not the last batch of an epoch, either."""
+    plan = plan_of(40)
+    rows = torch.cat([plan.rows, torch.zeros(3, 8).long()])
+    weight = torch.cat([plan.weight, torch.zeros(3, 8)])
+    ones = {k: torch.ones_like(models(mlp)[0][k]) for k in top(mlp, 1, ("head.",))}
+    mix = Mix(threshold=0.02)
+    loose = Plan(rows, weight, plan.lr, None)
+    assert max_difference(learn(mlp, mix, ones, plan, 50), learn(mlp, mix, ones, loose, 50)) < 1e-14
+    wrong = loose._replace(weight=torch.ones_like(weight))
+    assert max_difference(learn(mlp, mix, ones, plan, 50), learn(mlp, mix, ones, wrong, 50)) > 1e-4

@@ -1,22 +1,35 @@
-"""FedDisk: densities first, then the inner method untouched but for the weights of examples."""
+"""FedDisk: densities first, true log ratios, weights of examples, and what it warns of."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.feddisk import FedDisk
-from fedshift.client.importance import Classified, NegativeLogDensity
+from fedshift.algorithms.weighing import (
+    Estimate,
+    centred,
+    compare_log_weights,
+    rounds_for_all,
+    unweighed,
+)
+from fedshift.client.importance import NegativeLogDensity, bounded
 from fedshift.client.local import plan_all
+from fedshift.client.schedules import Cosine
 from fedshift.data import ClientData, client_data
-from fedshift.engine.run import Federation, Round, start
+from fedshift.engine.run import Federation, Round, draw_cohort, start
+from fedshift.errors import InputError, NeedlessWarning, TrainingError
+from fedshift.models.made import Made, MixtureMade
 from fedshift.recipes import Setting
 from fedshift.tree import Parts, add, stack
 from support.by_hand import final, max_difference
@@ -116,14 +129,6 @@ def test_equal_clients_with_equal_batches_have_direct_weights_of_exactly_one(
     assert others[0]["importance"]["a"].tolist() != [1.0] * 24  # the control: other batches
 
 
-def test_equal_clients_have_classifier_weights_near_one(inputs: Setting, federated: Any) -> None:
-    algorithm = direct(inputs, estimator="classifier")
-    played = weighed(algorithm, federated(twins(3, 60)))
-    for state in played.states.values():
-        assert float((state["importance"]["a"] - 1).abs().max()) < 0.1
-    assert float(played.server["importance"]["ess"].min()) > 59.5
-
-
 @pytest.mark.parametrize("estimator", ["direct", "classifier"])
 def test_one_client_has_weights_of_exactly_one(
     inputs: Setting, federated: Any, estimator: str
@@ -182,21 +187,6 @@ def test_weights_are_data(inputs: Setting, federated: Any) -> None:
     assert max_difference(got.server["params"], plain.server["params"]) == 0
 
 
-@pytest.mark.slow
-def test_any_method_can_be_the_inner_one(inputs: Setting, federated: Any) -> None:
-    federation, base = federated(), direct(inputs)
-    staged = recipes.fedavgft(replace(inputs, rounds=3), tune_rounds=1)
-    for inner in (recipes.scaffold(inputs), recipes.fedpals(inputs, ess=0.6), staged):
-        algorithm = replace(base, inner=inner)
-        played = final(algorithm, federation, algorithm.rounds_before_inner + 3)
-        assert max_difference(played.server["params"], federation.params) > 1e-3
-    # FineTune's own rounds are counted from the inner method's first.
-    kinds = [type(algorithm.at(t)).__name__ for t in range(1, 7)]
-    assert kinds == ["Before", "Before", "Before", "FedDisk", "FedDisk", "FedDisk"]
-    tuned = [bool(final(algorithm, federation, t).server["tuned"]["client"].all()) for t in (5, 6)]
-    assert tuned == [False, True]
-
-
 def test_clients_that_are_not_drawn_to_weigh_train_unweighted(
     inputs: Setting, federated: Any
 ) -> None:
@@ -210,41 +200,254 @@ def test_clients_that_are_not_drawn_to_weigh_train_unweighted(
     assert (weighed(longer, federation, cohort=3).server["importance"]["ess"] > 0).all()
 
 
-def test_the_made_of_the_report_averages_uniformly(inputs: Setting, federated: Any) -> None:
-    algorithm = recipes.made(inputs, density_rounds=1, hidden=(4,), low=-8.0, high=8.0)
-    server = start(algorithm, federated()).server
-    ids = torch.arange(len(SIZES))
-    assert algorithm.weigh(server, ids).tolist() == [1 / 6] * 6
-    by_size = torch.tensor(SIZES).double() / sum(SIZES)
-    assert torch.equal(algorithm.at(1).weigh(server, ids), by_size)
-    assert isinstance(algorithm.ratio, Classified)
-
-
-def test_what_leaves_a_client(inputs: Setting, federated: Any) -> None:
-    """A density's change, then two numbers, then the inner method's update; q_i and a_i stay."""
-    algorithm, federation = direct(inputs), federated()
-    seen: list[tuple[set[str], set[str]]] = []
-    revealed = algorithm.reveals()
-    for t in range(1, 5):
-        played = final(algorithm, federation, t - 1) if t > 1 else start(algorithm, federation)
-        stage, data = algorithm.at(t), federation.clients[1]
-        ids = torch.arange(6)
-        cohort = {"id": ids, "weight": stage.weigh(played.server, ids)}
-        message = stage.broadcast(played.server | {"cohort": cohort}, 1)
-        state = played.states.get(1, algorithm.init_client(federation.params, {}, data))
-        plans = plan_all(stage.phases(), data, t, 0, 1)
-        update, changed = stage.client_update(message, state, data, plans)
-        assert update.keys() <= stage.reveals().keys()
-        assert changed.keys() <= state.keys()
-        seen.append(({k for k, v in update.items() if v}, set(update["report"])))
-    assert seen == [
-        ({"delta", "report"}, {"id", "loss"}),
-        ({"delta", "report"}, {"id", "loss"}),
-        ({"report"}, {"id", "loss", "ess", "estimated"}),
-        ({"delta", "report"}, {"id", "loss"}),
-    ]
-    assert "of a density of inputs in rounds 1 to 2" in revealed["delta"]
-    assert "effective sample size" in revealed["report"]
-
-
 # ------------------------------------------------------------------ refusals
+
+
+def ratios(scale: float = 1.0) -> tuple[Tensor, ...]:
+    source = torch.Generator().manual_seed(4)
+    return tuple(scale * torch.randn(n, generator=source, dtype=torch.float64) for n in SIZES)
+
+
+def true(inputs: Setting, log_ratios: tuple[Tensor, ...] | None, **options: Any) -> Any:
+    setting = replace(inputs, log_ratios=log_ratios)
+    return direct(setting, estimator="true", least_ess=0.0, **options)
+
+
+def test_true_weights_are_the_known_ratios(inputs: Setting, federated: Any) -> None:
+    played = weighed(true(inputs, ratios()), federated())
+    for i, true_ratios in enumerate(ratios()):
+        least = torch.tensor(SIZES[i] / sum(SIZES), dtype=torch.float64)
+        expected = bounded(true_ratios, torch.ones(len(true_ratios), dtype=torch.bool), least, 10.0)
+        assert torch.equal(played.states[i]["importance"]["a"], expected)
+    assert played.states[0]["importance"]["a"].std() > 0.1
+
+
+def test_equal_is_the_inner_method_after_as_many_rounds(inputs: Setting, federated: Any) -> None:
+    """The control has the cohorts and batches of the others, and weights of exactly 1."""
+    even, zero = direct(inputs, estimator="equal"), true(inputs, ratios(0.0))
+    a, b, c = (final(m, federated(), 5) for m in (even, zero, true(inputs, ratios())))
+    assert max_difference(a.server["params"], b.server["params"]) == 0
+    assert max_difference(a.server["params"], c.server["params"]) > 1e-6
+    assert all(s["importance"]["a"].eq(1).all() for s in a.states.values())
+
+
+# ------------------------------------------------------------------ weights that do not pay
+
+
+def test_weights_of_little_use_are_replaced_by_one(inputs: Setting, federated: Any) -> None:
+    wide = ratios(3.0)
+    weighing = weighed(true(inputs, wide), federated()).server["importance"]
+    shares = weighing["ess"] / weighing["n"]
+    assert torch.equal(weighing["estimated"], weighing["ess"])
+    bound = float(shares.sort().values[2:4].mean())
+    played = weighed(true(inputs, wide, useful=bound), federated())
+    importance = played.server["importance"]
+    assert torch.equal(importance["estimated"], weighing["estimated"])
+    for i in range(len(SIZES)):
+        even = bool(played.states[i]["importance"]["a"].eq(1).all())
+        assert even == bool(shares[i] < bound)
+        assert float(importance["ess"][i]) == float(
+            (importance["n"] if even else weighing["ess"])[i]
+        )
+
+
+def importance(*shares: float, used: float | None = None) -> dict[str, Tensor]:
+    n = torch.full((len(shares),), 100.0, dtype=torch.float64)
+    estimated = 100 * torch.tensor(shares, dtype=torch.float64)
+    ess = estimated if used is None else torch.full_like(n, 100 * used)
+    return {"n": n, "ess": ess, "estimated": estimated}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cohort", [None, 1])
+def test_estimated_log_weights_have_the_slope_of_the_true_ones(cohort: int | None) -> None:
+    """0.8 to 1.2 on Gaussians; Bernoulli likelihoods of the same numbers, a tenth."""
+    from fedshift_papers.pictures.log_weights import estimates
+
+    assert 0.8 < estimates("mixture", 0, cohort=cohort)["direct"].slope < 1.2
+    assert abs(estimates("bernoulli", 0, cohort=cohort)["direct"].slope) < 0.3
+
+
+@pytest.mark.slow
+def test_degenerate_weights_are_refused(inputs: Setting, federated: Any) -> None:
+    narrow = direct(inputs, density_epochs=4, least_ess=0.95, low=-3.0, high=3.0)
+    algorithm = replace(fast(narrow), span=None)
+    with pytest.raises(TrainingError) as caught:
+        weighed(algorithm, federated())
+    text = str(caught.value)
+    assert text.startswith("client ")
+    assert "importance weights of its" in text
+    assert "less than least_ess = 0.95 allows" in text
+    assert "(density_rounds), lower least_ess" in text  # options of both methods, these first
+    assert "in feddisk lower temper or most" in text
+    assert "bounds" not in text
+    assert weighed(replace(algorithm, least_ess=0.0), federated()).t == 3
+
+
+def test_inputs_that_the_density_would_clip_are_refused(inputs: Setting, federated: Any) -> None:
+    federation = federated()
+    x = federation.clients[0].x
+    outside = int((x.abs() > 1).sum()) / x.numel()
+    message = (
+        rf"client 0: {100 * outside:.0f} % of its inputs' values lie outside \[low, high\] = "
+        r"\[-1, 1\], where the density clips them; give low and high"
+    )
+    given: dict[str, Any] = {"density_rounds": 1, "hidden": (4,)}
+    algorithm = recipes.feddisk(inputs, density="bernoulli", **given)
+    for refused in (algorithm, recipes.made(inputs, **given)):
+        with pytest.raises(InputError, match=message):
+            final(refused, federation, 1)
+    assert final(recipes.feddisk(inputs, **given), federation, 1).t == 1  # mixtures reach further
+    assert final(replace(algorithm, span=None), federation, 1).t == 1
+    for outliers, ones in ((40, 100), (41, 0)):  # of 800 values: up to 5 % are clipped
+        few = torch.where(torch.arange(800) < outliers, 2.0, 0.5).reshape(100, 8)
+        data = client_data(few, torch.zeros(100).long(), 2)
+        if ones:
+            state = algorithm.init_client(federation.params, {}, data)
+            assert state["importance"]["a"].sum() == ones
+            continue
+        with pytest.raises(InputError, match="client 2: 5 % of"):
+            algorithm.init_client(federation.params, {}, data)
+        padded = data._replace(w=(torch.arange(100) >= 6).to(data.w))
+        algorithm.init_client(federation.params, {}, padded)  # padding is not looked at
+
+
+@pytest.mark.parametrize(
+    ("shape", "two", "density", "kind"),
+    [
+        ((8,), None, "auto", MixtureMade),
+        ((8,), (0.0, 1.0), "auto", Made),
+        ((1, 3, 3), None, "auto", Made),
+        ((1, 3, 3), None, "mixture", MixtureMade),
+        ((8,), None, "bernoulli", Made),
+    ],
+)
+def test_the_kind_of_density_follows_the_inputs(
+    inputs: Setting, shape: tuple[int, ...], two: Any, density: Any, kind: type
+) -> None:
+    setting = replace(inputs, shape=shape, two_values=two)
+    # The two values are the range of a binary density, and another one is refused.
+    span: dict[str, Any] = {} if two else {"low": -2.0, "high": 2.0}
+    made = recipes.feddisk(setting, density=density, **span)
+    net = made.network().net
+    assert type(net) is kind
+    assert (net.low, net.high) == (two or (-2.0, 2.0))
+    assert made.span == (net.low, net.high)
+    assert made.reach == (5.0 if kind is MixtureMade else 1.0)
+    # Of grey values the likelihood is no density, and the rate stays as in the report.
+    falls = kind is MixtureMade or two is not None
+    assert made.local.lr == (Cosine(1e-3, 20) if falls else 1e-3)
+
+
+# ------------------------------------------------------------------ weighing rounds
+
+
+def share_complete(clients: int, drawn: int, rounds: int, runs: int = 400) -> float:
+    """Share of runs of which every client is drawn in the first rounds."""
+    seen = [
+        len(
+            {i for t in range(1, rounds + 1) for i in draw_cohort(clients, drawn, t, seed).tolist()}
+        )
+        for seed in range(runs)
+    ]
+    return sum(n == clients for n in seen) / runs
+
+
+def test_so_many_rounds_draw_all_clients_in_95_percent_of_runs() -> None:
+    """By the engine's own cohorts; the mean number of rounds, 5.5, is the control."""
+    assert rounds_for_all(1, 2, 1 / 3) == 11
+    left_out = 3 * (2 / 3) ** 11 - 3 * (1 / 3) ** 11  # inclusion and exclusion
+    assert left_out < 0.05 < 3 * (2 / 3) ** 9 - 3 * (1 / 3) ** 9
+    assert share_complete(3, 1, 11) > 0.94
+    assert share_complete(3, 1, 6) == pytest.approx(1 - 0.26, abs=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("clients", "drawn"), [(10, 2), (20, 10), (30, 3)])
+def test_so_do_those_of_other_cohorts(clients: int, drawn: int) -> None:
+    rounds = rounds_for_all(1, clients - drawn, drawn / clients)
+    assert share_complete(clients, drawn, rounds) > 0.93
+    assert share_complete(clients, drawn, rounds // 2) < 0.9
+
+
+def warnings_of(method: Any, federation: Any, cohort: int | None = None) -> tuple[list[str], int]:
+    """The warnings of clients that are left out, and how many are."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", NeedlessWarning)
+        last = weighed(method, federation, cohort)
+    texts = [text for one in caught if "weighing round" in (text := str(one.message))]
+    return texts, len(unweighed(last.server["importance"]))
+
+
+def test_python_is_warned_once_at_the_end_of_weighing(inputs: Setting, federated: Any) -> None:
+    """It is silent with the number of rounds that it names, with all clients, and in a control."""
+    clients, federation = len(SIZES), federated()
+
+    def method(rounds: int, **more: Any) -> Any:
+        return direct(inputs, density_rounds=1, weighing_rounds=rounds, **more)
+
+    (text,), left = warnings_of(method(2), federation, 2)
+    needed = rounds_for_all(2, left, 2 / clients)
+    assert text.startswith(f"{left} of {clients} clients were in no weighing round, and all")
+    assert f"give weighing_rounds = {needed}, so that all are drawn in 95 % of runs" in text
+    assert text.endswith(f"and {needed - 2} more rounds to the run")
+    assert warnings_of(method(needed), federation, 2) == ([], 0)
+    assert warnings_of(method(1), federation) == ([], 0)
+    texts, left = warnings_of(method(1, estimator="equal"), federation, 2)
+    assert (texts, left) == ([], clients - 2)
+
+
+def test_clients_without_examples_have_none_to_weigh() -> None:
+    n = torch.tensor([5.0, 0.0, 7.0], dtype=torch.float64)
+    assert unweighed({"n": n, "ess": torch.tensor([4.0, 0.0, 0.0])}) == [2]
+    assert unweighed({"n": n, "ess": torch.tensor([4.0, 0.0, 1.0])}) == []
+
+
+# ------------------------------------------------------------------ slope
+
+
+def follows(slope: float, noise: float = 0.0) -> Estimate:
+    source = np.random.default_rng(0)
+    true = [source.normal(size=50) + 3.0, source.normal(size=80)]
+    estimated = [slope * t + noise * source.normal(size=len(t)) - 7.0 for t in true]
+    return Estimate(centred(true), centred(estimated))
+
+
+def test_the_slope_is_that_of_least_squares() -> None:
+    of = follows(0.9, noise=0.5)
+    (slope,), *_ = np.linalg.lstsq(of.true[:, None], of.estimated)
+    assert of.slope == pytest.approx(slope, rel=1e-12)
+    assert of.slope != pytest.approx(0.9, abs=1e-3)
+    # Each client's constant cancels: the same without a shift between them.
+    assert follows(0.9).slope == pytest.approx(0.9, rel=1e-12)
+    assert follows(0.9).correlation == pytest.approx(1.0)
+
+
+def test_a_temper_as_named_puts_the_slope_right() -> None:
+    """The ratio is multiplied by temper, so that 1 / slope of it has the slope 1."""
+    of = follows(1.6, noise=0.1)
+    times = float(of.sentence().rpartition("temper ")[2].split()[0])
+    assert Estimate(of.true, times * of.estimated).slope == pytest.approx(1.0, abs=0.01)
+
+
+def test_python_can_ask_for_the_slope_of_a_run(inputs: Setting, federated: Any) -> None:
+    """Of true weights it is 1; of those of half the ratio, half; weights of 1 have none."""
+    source = torch.Generator().manual_seed(4)
+    ratios = tuple(0.2 * torch.randn(n, generator=source, dtype=torch.float64) for n in SIZES)
+    federation = federated()
+
+    def slope(scale: float, **options: Any) -> float | None:
+        setting = replace(inputs, log_ratios=tuple(scale * r for r in ratios))
+        last = weighed(direct(setting, estimator="true", **options), federation)
+        estimate = compare_log_weights(last.server, last.states, federation.clients, ratios)
+        return None if estimate is None else estimate.slope
+
+    assert slope(1.0) == pytest.approx(1.0, abs=1e-12)
+    assert slope(0.5) == pytest.approx(0.5, abs=0.02)
+    assert slope(1.0, useful=0.999) is None
+    last = weighed(direct(inputs), federation)
+    with pytest.raises(InputError, match="give log_ratios one for each example of each client"):
+        compare_log_weights(last.server, last.states, federation.clients, ratios[:1])
+
+
+# ------------------------------------------------------------------ options without effect

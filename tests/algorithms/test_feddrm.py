@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -16,15 +15,14 @@ from fedshift.client.local import Gradient, gradient_of
 from fedshift.client.objectives import CrossEntropy, View
 from fedshift.client.origin import ClientEntropy
 from fedshift.data import ClientData
-from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.router.route import Router
-from fedshift.router.score import ClientHead, posterior, scores
+from fedshift.router.score import ClientHead, posterior
 from fedshift.tree import Params, split
 from support.by_hand import final, max_difference
 from support.comparing import whole
-from support.federations import SIZES, double, make_clients, make_federation, one_job
+from support.federations import SIZES, double, make_clients, make_federation
 from support.routing import (
     routed_federation,
     routed_model,
@@ -77,43 +75,7 @@ def test_lam_1_is_fedper_off_the_router(model: Model, decay: float) -> None:
     assert max_difference(trained_parts(mixed.server["params"])[1], path) > 1e-3
 
 
-@pytest.mark.parametrize("decay", [0.0, 5e-2])
-def test_lam_0_leaves_the_class_heads(model: Model, decay: float) -> None:
-    setting = routed_setting(model, decay=decay)
-    played = final(recipes.feddrm(setting, lam=0.0), routed_federation(model), 1)
-    start = split(model.init()[0], ("head.",))[0]
-    for i, n in enumerate(SIZES):
-        steps = 2 * math.ceil(n / 8)
-        decayed = {k: v * (1 - 0.1 * decay) ** steps for k, v in start.items()}
-        assert max_difference(played.states[i]["private"], decayed) < (1e-6 if decay else 1e-30)
-    other = final(recipes.feddrm(setting, lam=0.1), routed_federation(model), 1)
-    assert max_difference(other.states[0]["private"], start) > 1e-3
-
-
 # ---------------------------------------------------------------------------------- the objective
-
-
-def test_the_loss_is_the_weighted_sum_of_two_entropies(model: Model, setting: Setting) -> None:
-    data = make_clients()[2]
-    term = recipes.feddrm(replace(setting, model=model), lam=0.7).objective
-    view = view_of(model, data, list(range(N)))
-    z, c = view.out["logits"].double(), view.out["client_logits"].double()
-    rows = torch.arange(len(data.y))
-    classes = (z.logsumexp(1) - z[rows, data.y]).mean()
-    origins = (c.logsumexp(1) - c[:, 2]).mean()
-    assert float(term(view) - (0.7 * classes + 0.3 * origins)) == pytest.approx(0, abs=1e-6)
-    assert abs(float(classes - origins)) > 1e-2  # else lam would not matter
-
-
-def test_equal_logits_cost_the_log_of_the_cohorts_size(model: Model) -> None:
-    params, _ = model.init()
-    blank = {
-        k: torch.zeros_like(v) if k.startswith("router.head") else v for k, v in params.items()
-    }
-    data = make_clients()[3]
-    for present in ([0, 1, 2, 3, 4, 5], [1, 3], [3]):
-        value = float(ClientEntropy()(view_of(model, data, present, blank)))
-        assert value == pytest.approx(math.log(len(present)), abs=1e-6)
 
 
 def test_everybody_present_is_the_plain_softmax(model: Model) -> None:
@@ -174,22 +136,6 @@ def test_one_client_is_local_training_at_lam_times_the_rate() -> None:
 # ------------------------------------------------------------------------------------ what travels
 
 
-def test_no_class_head_is_sent(model: Model) -> None:
-    """Up and down: body, and router of 10*6 + 6 + 2*6 + 7N numbers, N = 6."""
-    algorithm = recipes.feddrm(routed_setting(model))
-    job = one_job(algorithm, routed_federation(model))
-    update, _ = algorithm.client_update(*job[1:5])
-    body = (8 * 10 + 10) + (10 * 6 + 6 + 2 * 6)
-    router = (10 * 6 + 6 + 2 * 6) + 7 * N
-    for sent in (update["delta"], job.message["params"]):
-        assert not [k for k in sent if k.startswith("head.")]
-        assert sum(4 * v.numel() for v in sent.values()) == 4 * (body + router)
-    assert update.keys() == {"delta", "buffers", "counters", "report"}
-    shared = recipes.feddrm_shared_head(routed_setting(model))
-    update, _ = shared.client_update(*one_job(shared, routed_federation(model))[1:5])
-    assert [k for k in update["delta"] if k.startswith("head.")]
-
-
 def test_permuting_clients_permutes_their_rows(model: Model) -> None:
     """Full batches, so that the order of a client's batches plays no part."""
     order = [3, 0, 5, 1, 4, 2]  # the new client j is the old client order[j]
@@ -209,55 +155,7 @@ def test_permuting_clients_permutes_their_rows(model: Model) -> None:
     assert max_difference(there, wrong) > 1e-3  # rows that did not move along
 
 
-def test_one_full_step_is_a_pooled_step(model: Model) -> None:
-    """FedSGD: one full-batch step each, weighed by n_i/N, is one step on the pooled loss."""
-    setting = routed_setting(model, epochs=1, batch=64)
-    federation = double(routed_federation(model))
-    algorithm = recipes.feddrm_shared_head(setting, lam=0.6)
-    got = final(algorithm, federation, 1).server["params"]
-    x = torch.cat([c.x for c in federation.clients])
-    y = torch.cat([c.y for c in federation.clients])
-    who = torch.repeat_interleave(torch.arange(N), torch.tensor(SIZES))
-    leaves = {k: v.clone().requires_grad_() for k, v in federation.params.items()}
-    out = model(leaves, {}, x)
-    loss = 0.6 * F.cross_entropy(out["logits"], y) + 0.4 * F.cross_entropy(
-        out["client_logits"], who
-    )
-    grads = torch.autograd.grad(loss, list(leaves.values()))
-    step = {k: v.detach() - 0.1 * g for (k, v), g in zip(leaves.items(), grads, strict=True)}
-    assert max_difference(got, step) < 1e-14
-    many = recipes.feddrm_shared_head(routed_setting(model, epochs=1), lam=0.6)
-    assert (
-        max_difference(final(many, federation, 1).server["params"], step) > 1e-3
-    )  # batches of 8 drift
-
-
 # ------------------------------------------------------------------------------------------ routing
-
-
-def test_equal_sizes_make_both_rules_one() -> None:
-    z = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
-    equal = torch.full((5,), 70.0)
-    assert torch.equal(scores(z, equal, "posterior"), scores(z, equal, "density"))
-    unequal = torch.tensor([70.0, 60, 80, 70, 70])
-    assert not torch.equal(scores(z, unequal).argmax(1), scores(z, unequal, "density").argmax(1))
-
-
-def test_a_router_that_knows_nothing(model: Model) -> None:
-    """z = 0: by posterior the first client (ties), by density the smallest."""
-    federation = routed_federation(model)
-    played = final(recipes.feddrm(routed_setting(model)), federation, 1)
-    server = played.server | {
-        "params": {
-            k: torch.zeros_like(v) if k.startswith("router.head") else v
-            for k, v in played.server["params"].items()
-        }
-    }
-    router = Router.of(recipes.feddrm(routed_setting(model)), server, played.states)
-    x = federation.clients[0].x
-    assert set(router.route(x).clients.flatten().tolist()) == {0}
-    smallest = SIZES.index(min(SIZES))
-    assert set(router.route(x, prior="density").clients.flatten().tolist()) == {smallest}
 
 
 def test_a_shared_head_makes_routing_a_no_op(model: Model) -> None:
@@ -281,25 +179,6 @@ def test_a_shared_head_makes_routing_a_no_op(model: Model) -> None:
     assert float(differ.abs().max()) > 1e-2
 
 
-def test_routed_by_the_truth_is_average_accuracy(model: Model) -> None:
-    """System accuracy with the true origin = sum_i |T_i| acc_i / |T|."""
-    federation = routed_federation(model)
-    algorithm = recipes.feddrm(routed_setting(model))
-    played = final(algorithm, federation, 3)
-    router = Router.of(algorithm, played.server, played.states)
-    tests = make_clients(seed=4)
-    right = [
-        int((model(*router.served[i], t.x)["logits"].argmax(1) == t.y).sum())
-        for i, t in enumerate(tests)
-    ]
-    # A prior that is sure of the client routes by the truth, whatever the logits are.
-    sure = torch.eye(N).double()
-    predicted = [router.predict(t.x, prior=sure[i]).argmax(1) for i, t in enumerate(tests)]
-    assert [int((a == t.y).sum()) for a, t in zip(predicted, tests, strict=True)] == right
-    wrong = [router.predict(t.x, prior=sure[i - 1]).argmax(1) for i, t in enumerate(tests)]
-    assert sum(int((a == t.y).sum()) for a, t in zip(wrong, tests, strict=True)) < sum(right)
-
-
 def test_without_a_client_the_odds_stay() -> None:
     z = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
     sizes = torch.tensor([30.0, 10, 40, 20])
@@ -311,24 +190,6 @@ def test_without_a_client_the_odds_stay() -> None:
 
 
 # ----------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize("lam", [-0.1, 1.5, float("nan")])
-def test_a_lam_outside_the_unit_interval_is_refused(setting: Setting, lam: float) -> None:
-    for make in (recipes.feddrm, recipes.feddrm_shared_head):
-        with pytest.raises(InputError, match=rf"lam must be in \[0, 1\], got {lam}"):
-            make(setting, lam=lam)
-
-
-def test_a_model_without_a_router_is_refused(setting: Setting, federated: Any) -> None:
-    with pytest.raises(InputError, match='routing needs "client_logits", and this model'):
-        final(recipes.feddrm(setting), federated(), 1)
-
-
-def test_a_router_for_another_number_of_clients_is_refused(setting: Setting) -> None:
-    model = routed_model(5)
-    with pytest.raises(InputError, match=r"\(2, 5\) and there are 6 clients; build the network"):
-        final(recipes.feddrm(replace(setting, model=model)), routed_federation(model), 1)
 
 
 def test_the_recipe_is_the_expression_it_says(setting: Setting) -> None:

@@ -14,16 +14,14 @@ from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.feddyn import FedDyn
-from fedshift.algorithms.fednova import FedNova, normaliser
+from fedshift.algorithms.fednova import normaliser
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Proximal, Term, View
 from fedshift.engine.run import run
-from fedshift.errors import InputError
-from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Sgd
-from fedshift.server.weights import BySize, Pals, Uniform
+from fedshift.server.weights import BySize, Uniform
 from fedshift.tree import zeros
 from support.by_hand import (
     THREE,
@@ -37,7 +35,8 @@ from support.by_hand import (
     softmax_regression,
     theta,
 )
-from support.federations import TARGET, double, make_clients, make_federation
+from support.extras import feddyn, fednova
+from support.federations import double, make_clients, make_federation
 
 UNEQUAL = (2, 5, 12)  # steps, and examples, of the three quadratic clients
 
@@ -83,7 +82,7 @@ def test_h_is_the_population_mean_of_the_memories(
     federation, before = double(federated()), {}
     by_cohort = zeros(federation.params)
     for played in run(
-        FedDyn(setting.model, 0.2, local=setting.local), federation, 4, cohort=cohort
+        feddyn(setting.model, 0.2, local=setting.local), federation, 4, cohort=cohort
     ):
         memories = [s["memory"] for s in played.states.values()]
         mean = {k: sum(m[k] for m in memories) / 6 for k in federation.params}
@@ -108,7 +107,7 @@ def test_feddyn_stops_at_the_minimiser() -> None:
     def miss(algorithm: Algorithm, rounds: int = 20) -> float:
         return float((theta(final(algorithm, federation, rounds)) - best).abs().max())
 
-    assert miss(FedDyn(model, 1.0, THREE, local), 60) < 1e-7
+    assert miss(feddyn(model, 1.0, THREE, local), 60) < 1e-7
     assert miss(FedAvg(model, THREE, local, combine=Mean(Uniform()))) > 1e-2
     assert miss(FedAvg(model, THREE + Proximal(1.0), local, combine=Mean(Uniform()))) > 1e-2
 
@@ -118,7 +117,7 @@ def test_feddyn_with_adam_stops_at_the_minimiser() -> None:
     model, federation = quadratic_model(), quadratic_federation((2, 2, 2), (2.0, 2.0))
     falling = Local(lr=lambda t: 0.5 * 0.85**t, epochs=5, batch=1, optimizer="adam")
     best = THREE.minimiser(torch.ones(3))
-    done = final(FedDyn(model, 0.5, THREE, falling), federation, 40)
+    done = final(feddyn(model, 0.5, THREE, falling), federation, 40)
     assert float((theta(done) - best).abs().max()) < 5e-3
     plain = final(FedAvg(model, THREE, falling), federation, 40)
     assert float((theta(plain) - best).abs().max()) > 0.2
@@ -130,7 +129,7 @@ def test_memories_are_gradients_where_local_training_is_exact() -> None:
 
     def gap(steps: int) -> float:
         local = Local(lr=0.2, steps=steps, batch=1)
-        algorithm = FedDyn(model, 0.5, THREE, local)
+        algorithm = feddyn(model, 0.5, THREE, local)
         first, second = run(algorithm, federation, 2)
         update, changed = algorithm.client_update(
             algorithm.broadcast(first.server, 1), first.states[1], federation.clients[1],
@@ -145,26 +144,10 @@ def test_memories_are_gradients_where_local_training_is_exact() -> None:
     assert gap(2) > 1e-2
 
 
-def test_identical_clients_are_one_feddyn_client(mlp: Model) -> None:
-    one = make_clients(sizes=(24,))[0]
-    copies = tuple(one._replace(id=torch.tensor(i)) for i in range(4))
-    algorithm = FedDyn(mlp, 0.5, local=Local(lr=0.1, epochs=3, batch=24))
-    single = final(algorithm, double(make_federation(mlp, (one,))), 3).server["params"]
-    many = final(algorithm, double(make_federation(mlp, copies)), 3).server["params"]
-    assert max_difference(single, many) < 1e-13
-    mixed = (*copies[:3], make_clients()[3])
-    assert (
-        max_difference(
-            final(algorithm, double(make_federation(mlp, mixed)), 3).server["params"], many
-        )
-        > 1e-3
-    )
-
-
 def test_feddyn_by_hand() -> None:
     """Three rounds of softmax regression in numpy, two of three clients each."""
     alpha, federation = 0.4, softmax_federation()
-    algorithm = FedDyn(softmax_regression(), alpha, local=Local(lr=0.2, epochs=2, batch=5))
+    algorithm = feddyn(softmax_regression(), alpha, local=Local(lr=0.2, epochs=2, batch=5))
     hand = Hand(federation, algorithm)
     rounds = list(run(algorithm, federation, 3, cohort=2))
     x = hand.start()
@@ -181,50 +164,13 @@ def test_feddyn_by_hand() -> None:
         x = sum(ends) / 2 - h / alpha
         assert np.abs(hand.flat(played.server["params"]) - x).max() < 1e-13
         assert np.abs(hand.flat(played.server["memory"]) - h).max() < 1e-13
-    other = final(replace(algorithm, alpha=0.5), federation, 3, cohort=2).server["params"]
+    other = final(replace(algorithm, extras=(FedDyn(0.5),)), federation, 3, cohort=2).server[
+        "params"
+    ]
     assert np.abs(hand.flat(other) - x).max() > 1e-3
 
 
-def test_the_server_optimiser_scales_feddyn(setting: Setting, federated: Any) -> None:
-    federation = double(federated())
-    full = final(FedDyn(setting.model, local=setting.local), federation, 1).server
-    half = final(FedDyn(setting.model, local=setting.local, server=Sgd(0.5)), federation, 1).server
-    middle = {k: (v + federation.params[k]) / 2 for k, v in full["params"].items()}
-    assert max_difference(half["params"], middle) < 1e-14
-    assert max_difference(half["memory"], full["memory"]) == 0
-
-
-def test_feddyn_with_frozen_parameters(setting: Setting, federated: Any) -> None:
-    local = (replace(setting.local, only=("head",)), replace(setting.local, only=("head.bias",)))
-    done = final(FedDyn(setting.model, local=local), federated(), 2)
-    assert all(not v.any() for k, v in done.server["memory"].items() if k.startswith("body"))
-    assert done.server["memory"]["head.weight"].any()
-
-
-@pytest.mark.parametrize("alpha", [0.0, -0.1, float("inf"), float("nan")])
-def test_feddyn_refuses_alpha(mlp: Model, alpha: float) -> None:
-    with pytest.raises(InputError, match=f"FedDyn alpha must be a positive number, got {alpha}"):
-        FedDyn(mlp, alpha)
-
-
 # FedNova
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("combine", [Mean(), Mean(Pals(TARGET, ess=0.6))])
-def test_fednova_with_equal_steps_is_fedavg(
-    momentum: float, combine: Mean, mlp: Model, federated: Any
-) -> None:
-    """tau_eff / ||a_i||_1 = 1; with whole epochs, clients of unequal size take unequal steps."""
-    local = Local(lr=0.05, steps=5, batch=8, momentum=momentum)
-    plain = final(FedAvg(mlp, local=local, combine=combine), federated()).server["params"]
-    nova = final(FedNova(mlp, local=local, combine=combine), federated()).server["params"]
-    assert max_difference(plain, nova) == 0
-    local = Local(lr=0.05, epochs=2, batch=8, momentum=momentum)
-    plain = final(FedAvg(mlp, local=local, combine=combine), federated()).server["params"]
-    nova = final(FedNova(mlp, local=local, combine=combine), federated()).server["params"]
-    assert max_difference(plain, nova) > 1e-3
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
@@ -251,7 +197,7 @@ def test_fednova_steps_along_the_true_gradient(momentum: float, weights: Any) ->
     local, p = Local(lr=0.1, batch=1, momentum=momentum), weights(federation.table)
     norm = normaliser(torch.tensor(UNEQUAL).double(), momentum)
     step = -0.1 * (p @ norm) * (p @ g)
-    nova = theta(final(FedNova(model, Slopes(g), local, Mean(weights)), federation, 1))
+    nova = theta(final(fednova(model, Slopes(g), local, Mean(weights)), federation, 1))
     assert float((nova - step).abs().max()) < 1e-13
     plain = theta(final(FedAvg(model, Slopes(g), local, combine=Mean(weights)), federation, 1))
     assert float((plain + 0.1 * (p * norm) @ g).abs().max()) < 1e-13
@@ -279,7 +225,7 @@ def test_fednova_stops_at_the_minimiser_as_the_rate_falls(momentum: float) -> No
 
     def misses(rate: float) -> tuple[float, float, float]:
         local = Local(lr=rate, batch=1, momentum=momentum)
-        nova, plain = (fixed_point(a(model, THREE, local)) for a in (FedNova, FedAvg))
+        nova, plain = (fixed_point(a(model, THREE, local)) for a in (fednova, FedAvg))
         gaps = (nova - best, plain - best, plain - biased)
         return tuple(float(v.norm()) for v in gaps)  # type: ignore[return-value]
 
@@ -294,7 +240,7 @@ def test_fednova_by_hand() -> None:
     """Two rounds of softmax regression in numpy: local momentum, decay, server momentum."""
     federation = softmax_federation()
     local = Local(lr=0.1, epochs=2, batch=5, momentum=0.5, decay=0.01)
-    algorithm = FedNova(softmax_regression(), local=local, server=Sgd(1.0, momentum=0.3))
+    algorithm = fednova(softmax_regression(), local=local, server=Sgd(1.0, momentum=0.3))
     hand, p = Hand(federation, algorithm), np.array([12, 20, 9]) / 41
     x = hand.start()
     moment = np.zeros_like(x)
@@ -321,17 +267,10 @@ def test_fednova_by_hand() -> None:
 def test_a_client_without_steps_moves_nothing() -> None:
     """Its normaliser is 0 and so is its change: it takes 1/3 from tau_eff and from the mean."""
     federation = make_federation(softmax_regression(), make_clients(sizes=(0, 16, 16)))
-    algorithm = FedNova(softmax_regression(), local=Local(batch=8), combine=Mean(Uniform()))
+    algorithm = fednova(softmax_regression(), local=Local(batch=8), combine=Mean(Uniform()))
     moved = final(algorithm, federation, 1).server["params"]
     two = final(replace(algorithm, combine=Mean()), federation, 1).server["params"]  # 0, 1/2, 1/2
     start = federation.params
     expected = {k: start[k] + (two[k] - start[k]) * (2 / 3) ** 2 for k in start}
     assert max_difference(moved, expected) < 1e-7
     assert max_difference(moved, two) > 1e-2
-
-
-def test_fednova_refuses_several_phases_and_adam(mlp: Model) -> None:
-    with pytest.raises(InputError, match=r'not for adam; give Local\(optimizer="sgd"\)'):
-        FedNova(mlp, local=Local(optimizer="adam"))
-    with pytest.raises(InputError, match="the steps of one local phase; give one Local"):
-        FedNova(mlp, local=(Local(), Local()))  # type: ignore[arg-type]

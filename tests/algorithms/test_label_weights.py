@@ -1,4 +1,4 @@
-"""Weights of examples by labels: the target's risk, the largest ESS, and what clients see."""
+"""Weights of examples by labels, CCVR, and weights to the mix so far."""
 
 from __future__ import annotations
 
@@ -11,26 +11,32 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import FedAvg
-from fedshift.algorithms.label_weights import LabelWeights
+from fedshift.algorithms.so_far import SoFar
 from fedshift.client.local import Local
 from fedshift.data import register
-from fedshift.engine.checks.gate import Gate
 from fedshift.engine.round import open_round
+from fedshift.engine.run import run
 from fedshift.errors import InputError
+from fedshift.model import build
+from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
+from fedshift.seeds import key, numpy_generator
 from fedshift.server.combine import Mean
-from fedshift.server.label_weights import JointLabels, mass_ess, masses, node_ratios, ratios
+from fedshift.server.label_weights import JointLabels, mass_ess, masses, ratios
 from fedshift.server.pals import pals_weights
+from fedshift.server.so_far import weights_so_far
+from fedshift.server.virtual import drawn, gaussians, refitted
 from fedshift.server.weights import Pals
-from fedshift.tree import Params
 from support.by_hand import final, max_difference, softmax_federation, softmax_regression
-from support.federations import CLASSES, TARGET, make_clients, make_federation, one_job
+from support.federations import CLASSES, FEATURES, TARGET, make_clients, make_federation, one_job
 
 LR = 0.1
 ONE_STEP = Local(lr=LR, epochs=1, batch=10_000)
@@ -75,21 +81,6 @@ def test_a_full_step_is_one_on_the_targets_risk(name: str, target: tuple[float, 
         assert max_difference(final(pals, federation, 1).server["params"], target_params) > 1e-3
 
 
-def test_it_is_so_under_fedpals_weights_and_under_a_cap() -> None:
-    federation, target_params = (
-        softmax_federation(SIZES),
-        target_step(TARGET, softmax_federation(SIZES)),
-    )
-    pals = FedAvg(softmax_regression(), local=ONE_STEP, combine=Mean(Pals(TARGET, ess=0.9)))
-    around = LabelWeights(pals, TARGET, math.inf)
-    assert max_difference(final(around, federation, 1).server["params"], target_params) < 1e-9
-    joint, cap = weighed("fedpals_joint", TARGET), 0.4
-    assert float(final(joint, federation, 1).weights.max()) > cap
-    capped = final(joint, replace(federation, gate=Gate(max_weight=cap)), 1)
-    assert float(capped.weights.max()) <= cap + 1e-12
-    assert max_difference(capped.server["params"], target_params) < 1e-9
-
-
 def test_a_clip_bounds_a_weight_and_leaves_the_targets_risk() -> None:
     federation = softmax_federation(SIZES)
     setting = Setting(softmax_regression(), TARGET, ONE_STEP)
@@ -108,17 +99,6 @@ def test_a_clip_bounds_a_weight_and_leaves_the_targets_risk() -> None:
     assert apart_from > 1e-3
 
 
-def test_global_weights_are_ratios_of_shares() -> None:
-    labels = torch.tensor([[30.0, 10.0, 0.0], [20.0, 0.0, 40.0]])
-    target, n = torch.tensor([0.5, 0.3, 0.2]).double(), labels.sum(1)
-    w, p = ratios(labels, target, n / n.sum()), labels.sum(0) / labels.sum()
-    assert torch.allclose(w[labels > 0], (target / p).expand(2, 3)[labels > 0], rtol=1e-7)
-    assert not w[labels == 0].any()
-    node = node_ratios(labels, target)
-    assert torch.allclose(node[0, :2], target[:2] / torch.tensor([0.75, 0.25]))
-    assert not node[0, 2]
-
-
 def test_joint_weights_have_mean_1_on_every_client() -> None:
     labels = register(make_clients(), CLASSES)["labels"]
     table = {"n": labels.sum(1), "labels": labels}
@@ -129,14 +109,6 @@ def test_joint_weights_have_mean_1_on_every_client() -> None:
     assert torch.allclose(
         a @ (w * labels / labels.sum(1, keepdim=True)), torch.tensor(TARGET).double()
     )
-
-
-def test_a_label_of_no_client_is_left_out() -> None:
-    labels = torch.tensor([[5.0, 0.0, 5.0], [0.0, 0.0, 10.0]])
-    A = masses(labels, torch.tensor([0.25, 0.5, 0.25]))
-    assert torch.allclose(A.sum(0), torch.tensor([0.5, 0.0, 0.5]).double())
-    assert not masses(labels, torch.tensor([0.0, 1.0, 0.0])).any()
-    assert math.isnan(mass_ess(masses(labels, torch.tensor([0.0, 1.0, 0.0])), labels))
 
 
 @pytest.mark.slow
@@ -172,18 +144,6 @@ def test_with_one_label_per_client_it_is_fedpals() -> None:
     mixed = torch.from_numpy(two)
     best = mass_ess(masses(mixed, torch.from_numpy(target)), mixed)
     assert best > pals_weights(two, target, lam=0.0).ess + 1e-3
-
-
-def test_a_target_of_the_pooled_shares_is_fedavg(setting: Setting) -> None:
-    """Every weight is 1 but for rounding; for the uniform target it is not."""
-    federation = make_federation(setting.model)
-    labels = federation.table["labels"]
-    pooled = tuple((labels.sum(0) / labels.sum()).tolist())
-    alike = final(recipes.iwerm(replace(setting, target=pooled)), federation)
-    plain = final(recipes.fedavg(setting), federation)
-    assert max_difference(alike.server["params"], plain.server["params"]) < 1e-5
-    even = final(recipes.iwerm(replace(setting, target=(0.2,) * CLASSES)), federation)
-    assert max_difference(even.server["params"], plain.server["params"]) > 1e-3
 
 
 def test_a_client_is_sent_weights_of_its_labels_alone(setting: Setting) -> None:
@@ -225,29 +185,132 @@ def test_a_round_without_a_label_of_the_target_changes_nothing(setting: Setting)
             open_round(algorithm, none, cohort, 1).message(0)
 
 
-def test_what_is_refused(setting: Setting) -> None:
-    with pytest.raises(InputError, match=r"clip must be 1 or more.*got 0.5"):
-        recipes.iwerm(setting, clip=0.5)
-    with pytest.raises(InputError, match="must sum to 1"):
-        LabelWeights(recipes.fedavg(setting), (0.5, 0.2))
-    with pytest.raises(InputError, match="must sum to 1"):
-        JointLabels((0.5, 0.2))
-    with pytest.raises(InputError, match=r"unknown ratio.*Did you mean \"node\""):
-        recipes.iwerm(setting, ratio="nodes")  # type: ignore[arg-type]
+ROUNDS = 3
+
+
+@pytest.fixture
+def known_end(setting: Setting) -> Setting:
+    return replace(setting, rounds=ROUNDS)
+
+
+def test_all_but_the_head_is_fedavg_of_one_round_less(known_end: Setting, federated: Any) -> None:
+    federation = federated()
+    done = final(recipes.ccvr(known_end, virtual=30), federation, ROUNDS).server
+    before = final(recipes.fedavg(known_end), federation, ROUNDS - 1).server
+    changed = {k for k, v in done["params"].items() if not torch.equal(v, before["params"][k])}
+    assert changed == {"head.weight", "head.bias"}
+    assert all(torch.equal(v, before["buffers"][k]) for k, v in done["buffers"].items())
+
+
+@pytest.mark.parametrize("name", ["ccvr", "ccvr_target"])
+def test_the_head_is_the_fit_to_all_examples(known_end: Setting, name: str) -> None:
+    """As in one place: features of all examples, their Gaussians, and one fit."""
+    federation = make_federation(known_end.model)
+    algorithm = getattr(recipes, name)(known_end, virtual=30, ridge=1e-2)
+    before = final(recipes.fedavg(known_end), federation, ROUNDS - 1).server
+    x, y = (torch.cat([getattr(c, k) for c in federation.clients]) for k in ("x", "y"))
+    with torch.no_grad():
+        f = known_end.model(before["params"], before["buffers"], x)["features"].double()
+    of = F.one_hot(y, CLASSES).double()
+    moments = of.mean(0), of.T @ f / len(y), torch.einsum("bk,bi,bj->kij", of, f, f) / len(y)
+    shares = torch.tensor(TARGET if name == "ccvr_target" else (1 / CLASSES,) * CLASSES)
+    virtual = drawn(*gaussians(*moments), 30, key(federation.seeds.batch, "server", ROUNDS))
+    weight, bias = refitted(virtual, shares.double(), 1e-2)
+    done = final(algorithm, federation, ROUNDS).server["params"]
+    assert torch.allclose(done["head.weight"].double(), weight, atol=1e-3)
+    assert torch.allclose(done["head.bias"].double(), bias, atol=1e-3)
+    even = getattr(recipes, "ccvr" if name == "ccvr_target" else "ccvr_target")
+    other = final(even(known_end, virtual=30, ridge=1e-2), federation, ROUNDS).server["params"]
+    assert not torch.allclose(other["head.bias"].double(), bias, atol=1e-2)
+
+
+def test_labels_that_no_client_has_are_left_out(known_end: Setting) -> None:
+    """Clients 0 and 1 have labels 0 to 3; a target of the fifth alone leaves the head as it is."""
+    few = make_federation(known_end.model, make_clients()[:2])
+    done = final(recipes.ccvr(known_end, virtual=30), few, ROUNDS).server["params"]
+    assert done["head.bias"].isfinite().all()
+    assert done["head.bias"][4] < done["head.bias"][:4].min()
+    unmet = replace(known_end, target=(0.0, 0.0, 0.0, 0.0, 1.0))
+    after = final(recipes.ccvr_target(unmet), few, ROUNDS).server["params"]
+    before = final(recipes.fedavg(known_end), few, ROUNDS - 1).server["params"]
+    assert all(torch.equal(v, before[k]) for k, v in after.items())
+
+
+def test_a_head_without_bias() -> None:
+    net = Mlp((FEATURES,), (6,), CLASSES)
+    net.head = torch.nn.Linear(6, CLASSES, bias=False)
+    model = build(lambda: net, seed=0)
+    federation = make_federation(model)
+    algorithm = recipes.ccvr(Setting(model, TARGET, rounds=2), virtual=20)
+    done = final(algorithm, federation, 2).server["params"]
+    assert not torch.equal(done["head.weight"], federation.params["head.weight"])
+
+
+LABELS = np.array([[30.0, 10, 0, 0, 0], [0, 20, 20, 0, 0], [5, 0, 0, 45, 0], [2, 2, 2, 2, 2]])
+NO_DEBT = np.zeros(5)
+
+
+def table(labels: NDArray[np.float64] = LABELS) -> dict[str, torch.Tensor]:
+    counts = torch.tensor(labels, dtype=torch.float64)
+    return {"n": counts.sum(1), "labels": counts}
+
+
+@pytest.mark.parametrize("options", [{"lam": 0.0}, {"lam": 7.0}, {"ess": 0.6}, {"lam": np.inf}])
+def test_all_clients_in_every_round_are_fedpals(options: dict[str, float]) -> None:
+    """Then the debt is what the clients cannot mix, and the weights stay."""
+    rule = Pals(TARGET, **options)  # type: ignore[arg-type]
+    plain = rule(table()).numpy()
+    debt = NO_DEBT
+    shares = LABELS / LABELS.sum(1, keepdims=True)
+    for rounds in range(6):
+        a = weights_so_far(rule, table(), debt, rounds).weights
+        if rounds == 0:
+            assert a.tolist() == plain.tolist()
+        assert a == pytest.approx(plain, abs=1e-7)
+        debt = debt + np.array(TARGET) - a @ shares
+    # With others in between, they would not: the memory has an effect.
+    owed = weights_so_far(Pals(TARGET, lam=7.0), table(), np.array([0.5, -0.5, 0, 0, 0]), 3).weights
+    assert np.abs(owed - Pals(TARGET, lam=7.0)(table()).numpy()).max() > 0.01
+
+
+def mean_distance(mixtures: list[NDArray[np.float64]], target: NDArray[np.float64]) -> float:
+    return float(np.linalg.norm(target - np.mean(mixtures, axis=0)))
+
+
+@pytest.mark.parametrize("lam", [0.5, 20.0])
+def test_weights_minimise_the_distance_of_the_mean_mixture(lam: float) -> None:
+    """t ||T - m||^2 + lam sum_s sum_i a_si^2 / n_i over a_t, the earlier weights given."""
+    rng, target = numpy_generator(0, "so far"), np.array(TARGET)
+    sizes = LABELS.sum(1)
+    shares = LABELS / sizes[:, None]
+    earlier = [rng.dirichlet(np.ones(4)) @ shares for _ in range(4)]
+    debt = sum((target - m for m in earlier), NO_DEBT)
+
+    def objective(a: NDArray[np.float64]) -> float:
+        distance = mean_distance([*earlier, a @ shares], target)
+        return 5 * distance**2 + lam * float(np.sum(a**2 / sizes))
+
+    solved = weights_so_far(Pals(TARGET, lam=lam), table(), debt, 4)
+    simplex = {"type": "eq", "fun": lambda a: a.sum() - 1}
+    theirs = minimize(
+        objective, np.full(4, 0.25), bounds=[(0, 1)] * 4, constraints=simplex, tol=1e-14
+    )
+    assert solved.certified
+    assert objective(solved.weights) <= objective(theirs.x) + 1e-10
+    assert solved.weights == pytest.approx(theirs.x, abs=1e-4)
+    assert objective(Pals(TARGET, lam=lam)(table()).numpy()) > objective(theirs.x) + 1e-4
+
+
+def test_the_debt_is_what_rounds_have_not_mixed(setting: Setting) -> None:
+    """By the weights of the rounds as they were played, over their cohorts."""
     federation = make_federation(setting.model)
-    other = LabelWeights(recipes.fedavg(setting), (0.5, 0.5))
-    with pytest.raises(InputError, match="the target has 2 labels, and clients register 5"):
-        other.init(federation.params, federation.buffers, federation.table)
-
-
-def test_examples_of_weight_0_teach_nothing(setting: Setting) -> None:
-    """Other inputs of labels outside the target change no bit; of labels inside they do."""
-    clients, algorithm = make_clients(), recipes.iwerm(setting)
-
-    def moved(label: int) -> Params:
-        others = [c._replace(x=c.x + 3.0 * (c.y == label)[:, None]) for c in clients]
-        return final(algorithm, make_federation(setting.model, tuple(others))).server["params"]
-
-    plain = final(algorithm, make_federation(setting.model)).server["params"]
-    assert not max_difference(plain, moved(4))
-    assert max_difference(plain, moved(1)) > 1e-3
+    method = recipes.fedpals(setting, ess=0.3, so_far=True)
+    assert isinstance(method, SoFar)
+    labels = federation.table["labels"].numpy()
+    shares, owed = labels / labels.sum(1, keepdims=True), np.zeros(5)
+    for current in run(method, federation, rounds=4, cohort=2):
+        owed += np.array(setting.target) - current.weights.numpy() @ shares[current.cohort.numpy()]
+        mixed = current.server["mixed"]
+        assert int(mixed["rounds"]) == current.t
+        assert mixed["debt"].numpy() == pytest.approx(owed, abs=1e-12)
+        assert abs(float(mixed["debt"].sum())) < 1e-12

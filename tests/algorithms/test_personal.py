@@ -1,9 +1,10 @@
-"""Methods that share a body or nothing: FedPer, FedRep, FedBABU, local-only; and step budgets."""
+"""Methods with models of clients: Ditto, fine-tuning, FedPer, FedRep, FedBABU, local-only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,20 +12,35 @@ import torch
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.ditto import Ditto
+from fedshift.algorithms.fedala import FedAla
+from fedshift.algorithms.fedas import FedAs
 from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.fedpac import FedPac
 from fedshift.algorithms.finetune import FineTune
+from fedshift.algorithms.local_only import LocalOnly
 from fedshift.client.local import Local, plan_all
+from fedshift.client.mixing import Mix
 from fedshift.client.objectives import CrossEntropy
-from fedshift.client.sharing import Share
+from fedshift.client.oracles import Clip, Sam
+from fedshift.client.schedules import Cosine
+from fedshift.engine.backends import ClientUpdate, Job, loop
 from fedshift.engine.run import Federation, Round, run
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.server.confree import ConFree
-from fedshift.tree import Params, split
-from support.by_hand import final, max_difference
+from fedshift.tree import Params, Parts, flatten, split
+from support.by_hand import (
+    THREE,
+    Quadratics,
+    final,
+    max_difference,
+    quadratic_federation,
+    quadratic_model,
+)
 from support.comparing import same
-from support.federations import TARGET, double, make_clients, make_federation, one_job
+from support.federations import TARGET, one_job
 
 # Momentum and decay, because both move parameters that are frozen in name only.
 HEAVY = Local(lr=0.1, epochs=1, batch=8, momentum=0.9, decay=0.01)
@@ -51,65 +67,6 @@ def halves(params: Params) -> tuple[Params, Params]:
     return split(params, ("head.",))
 
 
-SHARING: dict[str, Callable[[Setting], Algorithm]] = {
-    "fedper": recipes.fedper,
-    "fedrep": recipes.fedrep,
-    "fedrep_drm_repo": lambda s: recipes.fedrep_drm_repo(of_steps(s)),
-    "fedbabu": lambda s: recipes.fedbabu(s, tune_rounds=1),
-    "fedbabu_drm_repo": lambda s: recipes.fedbabu_drm_repo(of_steps(s), tune_rounds=1),
-}
-
-
-@pytest.mark.parametrize("make", SHARING.values(), ids=SHARING)
-def test_no_head_travels(make: Any, heavy: Setting, federated: Any) -> None:
-    algorithm, federation = make(heavy), federated()
-    job = one_job(algorithm, federation)
-    update, _ = algorithm.at(1).client_update(*job[1:5])
-    body = {k for k in federation.params if not k.startswith("head.")}
-    assert set(job.message["params"]) == set(update["delta"]) == body
-    assert final(algorithm, federation, 1).server["params"].keys() == body
-
-
-def test_fedper_is_fedavg_on_the_body(heavy: Setting, federated: Any, mlp: Model) -> None:
-    algorithm, federation = recipes.fedper(heavy), federated()
-    assert algorithm == FedAvg(mlp, local=HEAVY, share=Share(("head.",)))
-    one, two = final(algorithm, federation, 1), final(recipes.fedavg(heavy), federation, 1)
-    body = halves(two.server["params"])[1]
-    assert (
-        max_difference(one.server["params"], body) == 0
-    )  # the first round's heads are still equal
-    later, global_ = final(algorithm, federation, 2), final(recipes.fedavg(heavy), federation, 2)
-    assert max_difference(later.server["params"], halves(global_.server["params"])[1]) > 1e-4
-    served = models(algorithm, federation, later)
-    assert max_difference(halves(served[0])[0], halves(served[1])[0]) > 1e-3
-    assert max_difference(halves(served[0])[1], halves(served[1])[1]) == 0
-
-
-def test_fedper_with_one_client_is_fedavg(heavy: Setting, mlp: Model) -> None:
-    federation = double(make_federation(mlp, make_clients(sizes=(37,))))
-    fedper, plain = recipes.fedper(heavy), recipes.fedavg(heavy)
-    one, two = final(fedper, federation, 3), final(plain, federation, 3)
-    assert (
-        max_difference(fedper.model_for(one.server, one.states[0])[0], two.server["params"]) < 1e-13
-    )
-
-
-def test_fedrep_without_head_phase_is_fedbabus_body(heavy: Setting, federated: Any) -> None:
-    body = recipes.fedrep(heavy, head_epochs=0)
-    assert body == recipes.fedbabu(heavy, tune_rounds=0)
-    assert same(body, recipes.fedbabu(heavy, tune_rounds=1), federated(), 2) == 0
-    assert same(body, recipes.fedrep(heavy, head_epochs=1), federated(), 2) > 1e-4
-
-
-def test_fedrep_without_body_phase_never_moves_the_body(heavy: Setting, federated: Any) -> None:
-    algorithm, federation = recipes.fedrep(heavy, head_epochs=2), federated()
-    head, _ = algorithm.local  # type: ignore[misc]
-    frozen = final(replace(algorithm, local=head), federation, 3)
-    assert max_difference(frozen.server["params"], halves(federation.params)[1]) == 0
-    assert max_difference(frozen.states[0]["private"], halves(federation.params)[0]) > 1e-2
-    assert same(algorithm, replace(algorithm, local=head), federation, 1) > 1e-3
-
-
 def test_fedreps_phases_move_one_part_each(heavy: Setting, federated: Any) -> None:
     """Head first on the body received, then the body under that head: bit for bit by hand."""
     algorithm, federation = recipes.fedrep(heavy, head_epochs=2), federated()
@@ -129,24 +86,6 @@ def test_fedreps_phases_move_one_part_each(heavy: Setting, federated: Any) -> No
     assert max_difference(sent, {k: torch.zeros_like(v) for k, v in sent.items()}) > 1e-2
 
 
-def test_clients_not_drawn_keep_their_head(heavy: Setting, federated: Any) -> None:
-    first, second = run(recipes.fedrep(heavy), federated(), 2, cohort=3)
-    for i in first.trained:
-        gap = max_difference(first.states[i]["private"], second.states[i]["private"])
-        assert (gap > 0) == (i in second.trained)
-    assert set(first.trained) - set(second.trained)
-
-
-def test_fedbabus_head_does_not_move_in_federated_rounds(heavy: Setting, federated: Any) -> None:
-    algorithm, federation = recipes.fedbabu(heavy, tune_rounds=1), federated()
-    head, body = halves(federation.params)
-    for played in run(algorithm, federation, 2):
-        for i, params in enumerate(models(algorithm, federation, played)):
-            assert max_difference(halves(params)[0], head) == 0
-            assert max_difference(params, models(algorithm, federation, played)[0]) == 0, i
-        assert max_difference(played.server["params"], body) > 1e-3
-
-
 @pytest.mark.parametrize("part", ["head", "body", "full"])
 def test_fedbabu_tunes_the_part_that_is_named(part: Any, heavy: Setting, federated: Any) -> None:
     algorithm = recipes.fedbabu(heavy, tune_rounds=1, tune_part=part)
@@ -160,24 +99,6 @@ def test_fedbabu_tunes_the_part_that_is_named(part: Any, heavy: Setting, federat
             part == "body",
             part == "head",
         ]
-
-
-def test_fedbabu_without_tuning_gives_all_the_same(heavy: Setting, federated: Any) -> None:
-    algorithm, federation = recipes.fedbabu(heavy, tune_rounds=0), federated()
-    done = final(algorithm, federation, 2)
-    assert all(max_difference(p, models(algorithm, federation, done)[0]) == 0
-               for p in models(algorithm, federation, done))  # fmt: skip
-
-
-def test_fedbabu_tunes_with_private_statistics(normed: Model) -> None:
-    """The body's running statistics are the server's until tuning, with its parameters."""
-    setting = Setting(normed, TARGET, replace(HEAVY, batch=7), rounds=2)
-    algorithm, federation = recipes.fedbabu(setting, tune_rounds=1), make_federation(normed)
-    done = final(algorithm, federation, 2)
-    name = "body.1.running_mean"
-    assert name in done.server["buffers"]
-    _, buffers = algorithm.at(2).model_for(done.server, done.states[1])
-    assert float((buffers[name] - done.server["buffers"][name]).abs().max()) > 1e-3
 
 
 def test_local_only_does_not_depend_on_others(heavy: Setting, federated: Any) -> None:
@@ -195,30 +116,6 @@ def test_local_only_does_not_depend_on_others(heavy: Setting, federated: Any) ->
     assert max_difference(done.states[1]["personal"], end) > 1e-2
     shared = final(recipes.fedavg(heavy), federation, 2)
     assert max_difference(shared.server["params"], end) > 1e-2
-
-
-def test_local_only_keeps_its_own_statistics(normed: Model) -> None:
-    """BatchNorm's statistics go on from round to round, as in one long training."""
-    federation, local = make_federation(normed), Local(batch=7)
-    algorithm = recipes.local_only(Setting(normed, TARGET, local))
-    done, data = final(algorithm, federation, 2), federation.clients[1]
-    end, after = federation.params, federation.buffers
-    for t in (1, 2):
-        plan = plan_all(algorithm.phases(), data, t, 0, 1)["personal0"]
-        end, after, _ = local(normed, CrossEntropy(), end, after, {}, data, plan)
-    params, buffers = algorithm.model_for(done.server, done.states[1])
-    assert max_difference(params, end) == max_difference(buffers, after) == 0
-    assert max_difference(buffers, federation.buffers) > 1e-2
-
-
-def test_local_only_sends_nothing(heavy: Setting, federated: Any) -> None:
-    algorithm, federation = recipes.local_only(heavy), federated()
-    job = one_job(algorithm, federation)
-    update, _ = algorithm.client_update(*job[1:5])
-    assert job.message == {}
-    assert update.keys() == {"report"}
-    assert set(algorithm.reveals()) == {"report", "evaluation", "register"}
-    assert final(algorithm, federation, 1).server["params"] == {}
 
 
 BUDGET: dict[str, Callable[[Setting], Algorithm]] = {
@@ -243,57 +140,6 @@ def test_ten_steps_per_round_in_all(make: Any, heavy: Setting, federated: Any) -
             assert sum(plan.steps for plan in plans.values()) == 10
 
 
-def test_the_repositorys_splits(heavy: Setting) -> None:
-    for steps, expected in ((10, (5, 5)), (7, (3, 4))):
-        head, body = recipes.fedrep_drm_repo(of_steps(heavy, steps)).local  # type: ignore[misc]
-        assert (head.steps, body.steps) == expected
-        assert (head.only, body.frozen) == (("head.",), ("head.",))
-    tuned: Any = recipes.fedbabu_drm_repo(replace(of_steps(heavy), rounds=800))
-    assert isinstance(tuned, FineTune)
-    assert (tuned.after, tuned.tune.only, tuned.tune.steps) == (600, ("head.",), 10)
-    for name in ("fedrep_drm_repo", "fedbabu_drm_repo"):
-        with pytest.raises(InputError, match=rf"{name} counts steps.*Local\(steps=10"):
-            getattr(recipes, name)(heavy)
-    with pytest.raises(InputError, match="fedrep_drm_repo gives 1 in 2 .* 1 is too few"):
-        recipes.fedrep_drm_repo(of_steps(heavy, 1))
-
-
-def test_a_frozen_part_of_the_setting_stays_frozen(heavy: Setting) -> None:
-    part = replace(heavy, local=replace(HEAVY, frozen=("body.1.bias",)))
-    head, body = recipes.fedrep(part).local  # type: ignore[misc]
-    assert body.frozen == ("body.1.bias", "head.")
-    assert head.frozen == ("body.1.bias",)
-
-
-HEADED = [recipes.fedper, recipes.fedrep, recipes.fedbabu]
-
-
-@pytest.mark.parametrize("make", HEADED, ids=lambda m: m.__name__)
-def test_a_head_that_does_not_fit_is_refused(make: Any, heavy: Setting) -> None:
-    for head in (("haed.",), ("head.", "fc."), ("head", "body"), ()):
-        with pytest.raises(InputError, match=r"Setting\.head = .* must match some .* and not all"):
-            make(replace(heavy, head=head))
-    with pytest.raises(InputError, match=r"body\.1\.weight.*Did you mean \"head\.\w+\"\?"):
-        make(replace(heavy, head=("haed.bias",)))
-
-
-def test_impossible_options_are_refused(heavy: Setting) -> None:
-    with pytest.raises(InputError, match="head_epochs must be 0 or more, got -1"):
-        recipes.fedrep(heavy, head_epochs=-1)
-    with pytest.raises(
-        InputError, match='unknown tune_part of fedbabu "haed".*Did you mean "head"'
-    ):
-        recipes.fedbabu(heavy, tune_part="haed")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"tune_rounds=5 of 3 rounds leave none"):
-        recipes.fedbabu(heavy)
-    with pytest.raises(InputError, match=r"tune_rounds=200 are the last rounds of the run"):
-        recipes.fedbabu_drm_repo(replace(of_steps(heavy), rounds=None))
-    part = replace(heavy, local=replace(HEAVY, only=("body.",)))
-    for make in (recipes.fedrep, recipes.fedbabu):
-        with pytest.raises(InputError, match=r"decides which parameters move; leave out only="):
-            make(part)
-
-
 def test_published_defaults(heavy: Setting) -> None:
     """The values of the publications and their authors' code, copied by hand."""
     head, body = recipes.fedrep(heavy).local  # type: ignore[misc]
@@ -301,14 +147,201 @@ def test_published_defaults(heavy: Setting) -> None:
     babu: Any = recipes.fedbabu(replace(heavy, rounds=20))
     assert (babu.after, babu.tune.only, babu.tune.frozen) == (15, (), ())
     pac: Any = recipes.fedpac(heavy)
-    assert (pac.fit.lr, pac.fit.epochs, pac.lam, pac.collaborate) == (0.1, 1, 1.0, True)
+    assert (pac.local[0].lr, pac.local[0].epochs) == (0.1, 1)
+    assert pac.extras == (FedPac(),)
     slow: Any = recipes.fedpac(replace(heavy, local=replace(HEAVY, lr=0.02)))
-    assert (slow.fit.lr, slow.local.lr) == (0.1, 0.02)
-    align = recipes.fedas(heavy).align
+    assert [phase.lr for phase in slow.local] == [0.1, 0.02]
+    (extra,) = recipes.fedas(heavy).extras
+    assert isinstance(extra, FedAs)
+    align = extra.align
     assert align is not None
     assert (align.lr, align.batch, align.epochs) == (0.01, 16, 1)
-    mix = recipes.fedala(heavy).mix
-    assert mix is not None
+    assert recipes.fedala(heavy).extras == (FedAla(Mix()),)
+    mix = Mix()
     assert (mix.lr, mix.layers, mix.share, mix.threshold, mix.window) == (1.0, 1, 0.8, 0.1, 10)
     assert recipes.ditto(heavy).lam == 1.0
     assert recipes.confree(heavy).combine == ConFree(alpha=0.5, normalise=True, scope="tensor")
+
+
+def test_without_pull_the_personal_model_is_alone(setting: Setting, federated: Any) -> None:
+    """lam = 0 takes the steps of local_only, on the same batches, also under partial drawing."""
+    federation = federated()
+    alone = final(recipes.local_only(setting), federation, 3, cohort=4)
+    free = final(recipes.ditto(setting, lam=0.0), federation, 3, cohort=4)
+    tied = final(recipes.ditto(setting, lam=0.5), federation, 3, cohort=4)
+    assert alone.states.keys() == free.states.keys()
+    for i, state in alone.states.items():
+        assert max_difference(free.states[i]["personal"], state["personal"]) == 0
+        assert max_difference(tied.states[i]["personal"], state["personal"]) > 1e-3
+
+
+def test_the_global_model_does_not_know_lam(setting: Setting, federated: Any) -> None:
+    """w is FedAvg's bit for bit, and so is what every client sends."""
+    federation, plain = federated(), recipes.fedavg(setting)
+    for lam in (0.0, 5.0):
+        algorithm = recipes.ditto(setting, lam=lam)
+        assert same(algorithm, plain, federation, 2) == 0
+        sent, _ = algorithm.client_update(*one_job(algorithm, federation)[1:5])
+        alone, _ = plain.client_update(*one_job(plain, federation)[1:5])
+        assert sent.keys() == alone.keys()
+        assert max_difference(flatten(sent), flatten(alone)) == 0
+    one, two = (final(recipes.ditto(setting, lam=lam), federation, 2) for lam in (1.0, 2.0))
+    assert max_difference(one.states[0]["personal"], two.states[0]["personal"]) > 1e-4
+
+
+def moved(algorithm: Ditto, received: Params, personal: Params, steps: int) -> Params:
+    """The personal model of client 0 after `steps` from `personal`; `received` is the message."""
+    federation = quadratic_federation((steps, 1, 1))
+    data = federation.clients[0]
+    plans = plan_all(algorithm.phases(), data, 1, 0, 0)
+    state: Parts = algorithm.init_client(personal, {}, data)
+    _, changed = algorithm.client_update({"params": received, "buffers": {}}, state, data, plans)
+    return changed["personal"]
+
+
+def point(*at: float) -> Params:
+    return {"weight": torch.tensor([at], dtype=torch.float64)}
+
+
+def test_the_fixed_point_on_a_quadratic() -> None:
+    """v = (A + lam I)^{-1} (A b + lam w), w the model received: not the one trained this round."""
+    local = Local(lr=0.2, batch=1)
+    inner = FedAvg(quadratic_model(), objective=THREE, local=local)
+    algorithm = Ditto(inner, 1.5, local, THREE)
+    got = moved(algorithm, point(0.7, -0.3), point(5.0, 5.0), 200)["weight"].flatten()
+    a, b, w = THREE.a[0], THREE.b[0], torch.tensor([0.7, -0.3], dtype=torch.float64)
+    expected = torch.linalg.solve(a + 1.5 * torch.eye(2).double(), a @ b + 1.5 * w)
+    assert float((got - expected).abs().max()) < 1e-12
+    assert float((got - THREE.b[0]).abs().max()) > 0.1
+    one = moved(algorithm, point(0.7, -0.3), point(5.0, 5.0), 1)["weight"].flatten()
+    v = torch.tensor([5.0, 5.0]).double()
+    assert float((one - (v - 0.2 * (a @ (v - b) + 1.5 * (v - w)))).abs().max()) < 1e-14
+
+
+def test_one_step_without_gradient_can_reach_the_global_model() -> None:
+    """grad F = 0 and eta lam = 1: v <- v - (v - w) = w."""
+    flat = Quadratics(torch.zeros(3, 2, 2).double(), THREE.b)
+    local = Local(lr=0.25, batch=1)
+    inner = FedAvg(quadratic_model(), objective=flat, local=local)
+    reached = moved(Ditto(inner, 4.0, local, flat), point(0.7, -0.3), point(5.0, 5.0), 1)
+    assert max_difference(reached, point(0.7, -0.3)) < 1e-15
+    half = moved(Ditto(inner, 2.0, local, flat), point(0.7, -0.3), point(5.0, 5.0), 1)
+    assert max_difference(half, point(2.85, 2.35)) < 1e-14
+
+
+@pytest.fixture
+def four(setting: Setting) -> Setting:
+    """A run of four rounds."""
+    return replace(setting, rounds=4)
+
+
+def served(algorithm: Algorithm, federation: Federation, played: Round, client: int) -> Any:
+    """The parameters that a client serves after a round."""
+    data = federation.clients[client]
+    fresh = algorithm.init_client(federation.params, federation.buffers, data)
+    state = played.states.get(client, fresh)
+    return algorithm.at(played.t).model_for(played.server, state)[0]
+
+
+def test_cosine_is_the_formula() -> None:
+    """The paper's protocol: rounds 601, 701 and 751 of 800 run at very small rates."""
+    rate = Cosine(0.01, 800)
+    assert rate(1) == 0.01
+    assert rate(401) == pytest.approx(0.005)
+    for t, value in ((601, 1.46e-3), (701, 3.8e-4), (751, 9.6e-5)):
+        assert rate(t) == pytest.approx(value, rel=5e-3)
+    assert all(a > b > 0 for a, b in pairwise(map(rate, range(1, 801))))
+    assert Cosine(0.3, 1)(1) == 0.3
+
+
+def test_the_schedule_goes_on_through_tuning(four: Setting, federated: Any) -> None:
+    rate = Cosine(0.2, 4)
+    algorithm = recipes.fedavgft(replace(four, local=Local(lr=rate)), tune_rounds=2)
+    data = federated().clients[0]
+    for t in range(1, 5):
+        (plan,) = plan_all(algorithm.at(t).phases(), data, t, 0, 0).values()
+        assert float(plan.lr) == rate(t)
+    with pytest.raises(InputError, match="no rate for round 5"):
+        next(run(algorithm, federated(), 5))
+
+
+def test_what_the_setting_does_to_gradients_stays_in_tuning(four: Setting) -> None:
+    clipped = replace(four, local=replace(four.local, oracles=(Clip(1.0),)))
+    algorithm: Any = recipes.fedsamft(clipped, rho=0.1, tune_rounds=2)
+    assert algorithm.tune.oracles == (Clip(1.0),)
+    assert algorithm.inner.local.oracles == (Sam(0.1), Clip(1.0))
+
+
+def recorded(algorithm: Algorithm, federation: Federation, **options: Any) -> dict[int, list[Any]]:
+    """(client, message, update) of every job, by round."""
+    seen: dict[int, list[Any]] = {}
+
+    def backend(update: ClientUpdate, jobs: Any) -> Any:
+        todo: list[Job] = list(jobs)
+        replies = list(loop(update, todo))
+        pairs = zip(todo, replies, strict=True)
+        seen[len(seen) + 1] = [(j.client, j.message, r.update) for j, r in pairs]
+        return iter(replies)
+
+    final(algorithm, federation, 4, backend=backend, **options)
+    return seen
+
+
+def test_tuning_sends_nothing_but_reports(four: Setting, federated: Any) -> None:
+    """The model comes down once per client, in the first tuning round that it is drawn for."""
+    algorithm = recipes.fedavgft(four, tune_rounds=3)
+    seen, informed = recorded(algorithm, federated(), cohort=4), set()
+    assert all("delta" in update for _, _, update in seen[1])
+    for t in (2, 3, 4):
+        for client, message, update in seen[t]:
+            assert update.keys() == {"report"}
+            assert set(message) == (set() if client in informed else {"params", "buffers"})
+            informed.add(client)
+    assert len(seen[4]) == 4
+    assert any(not message for _, message, _ in seen[3])
+
+
+def test_clients_not_drawn_serve_the_global_model(four: Setting, federated: Any) -> None:
+    algorithm, federation = recipes.fedavgft(four, tune_rounds=2), federated()
+    rounds = list(run(algorithm, federation, 4, cohort=2))
+    drawn = set(rounds[2].trained) | set(rounds[3].trained)
+    done = rounds[3]
+    assert done.server["tuned"]["client"].nonzero().flatten().tolist() == sorted(drawn)
+    gaps = [
+        max_difference(served(algorithm, federation, done, i), done.server["params"])
+        for i in range(6)
+    ]
+    assert {i for i, gap in enumerate(gaps) if gap > 0} == drawn
+    assert 0 < len(drawn) < 6
+
+
+def test_tuning_from_the_start_is_local_only(setting: Setting, federated: Any) -> None:
+    federation = federated()
+    alone = LocalOnly(setting.model, local=setting.local)
+    one = final(FineTune(recipes.fedavg(setting), 0, setting.local), federation, 3, cohort=4)
+    two = final(alone, federation, 3, cohort=4)
+    late = final(FineTune(recipes.fedavg(setting), 1, setting.local), federation, 3, cohort=4)
+    for i in two.states:
+        assert max_difference(one.states[i]["personal"], two.states[i]["personal"]) == 0
+    assert (
+        max(
+            max_difference(late.states[i]["personal"], two.states[i]["personal"])
+            for i in two.states
+        )
+        > 0
+    )
+
+
+def test_tuning_a_quadratic_is_its_closed_form() -> None:
+    """S steps on (1/2)(v - b)'A(v - b): v = b + (I - eta A)^S (w - b)."""
+    federation, local = quadratic_federation((4, 2, 3)), Local(lr=0.2, batch=1)
+    inner = FedAvg(quadratic_model(), objective=THREE, local=local)
+    algorithm = FineTune(inner, 1, local, THREE)
+    w = final(inner, federation, 1).server["params"]["weight"].flatten()
+    done = final(algorithm, federation, 3)
+    for i, steps in enumerate((4, 2, 3)):
+        shrink = torch.linalg.matrix_power(torch.eye(2).double() - 0.2 * THREE.a[i], 2 * steps)
+        expected = THREE.b[i] + shrink @ (w - THREE.b[i])
+        got = done.states[i]["personal"]["weight"].flatten()
+        assert float((got - expected).abs().max()) < 1e-14
+        assert float((got - w).abs().max()) > 0.1

@@ -1,15 +1,13 @@
-"""Central tuning: one step by hand, what does not change, and how it fails."""
+"""Central tuning: one step by hand, what does not change, absent labels, and whether it pays."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedshift import recipes
 from fedshift.algorithms.tuning import CentralTuning
@@ -18,14 +16,20 @@ from fedshift.data import Examples, client_data
 from fedshift.engine.backends import loop
 from fedshift.engine.run import Federation, Round, play_round, start
 from fedshift.errors import InputError, TrainingError
-from fedshift.model import Model, build
+from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.seeds import key
-from fedshift.server.agreement import farthest
 from fedshift.tree import Params, Parts
 from support.by_hand import final, max_difference
 from support.comparing import same
-from support.federations import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
+from support.federations import (
+    CLASSES,
+    FEATURES,
+    TARGET,
+    double,
+    make_clients,
+    make_federation,
+)
 from support.normals import drawn
 from support.tuned import first_round, tuned, uneven
 
@@ -126,15 +130,6 @@ def test_models_are_asked_with_their_own_statistics(normed: Model) -> None:
         assert (float(gap.abs().max()) < 1e-6) == equal
 
 
-def test_a_single_private_client_disagrees_with_no_other(mlp: Model) -> None:
-    """At zero its formula rounds to either side; the reported loss is never below 0."""
-    for i in range(6):
-        federation = make_federation(mlp, (make_clients()[i]._replace(id=torch.tensor(0)),))
-        plain = recipes.labelset_fedavg(Setting(mlp, TARGET, Local(batch=8)))
-        loss = final(tuned(plain, loss="pairwise"), federation, 1).server["tuning"]["loss"]
-        assert 0.0 <= float(loss.min()) <= float(loss.max()) < 1e-4
-
-
 @pytest.mark.few(2)
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("kind", ["mse", "pairwise", "kl"])
@@ -157,23 +152,6 @@ def test_rounding_moves_nothing(kind: Any, exact: bool, mlp: Model) -> None:
     assert moved(data.x, data.x + 0.3) > 1e-4  # the control: models that are apart
 
 
-@pytest.mark.parametrize("kind", ["mse", "pairwise", "kl"])
-def test_how_far_a_model_is_from_zero_loss(kind: Any) -> None:
-    """Label by label; clients of weight 0 do not count."""
-    p, q = drawn(3, 4, 5, seed=1).double().softmax(2), drawn(3, 4, 5, seed=2).double().softmax(2)
-    w, most = torch.tensor([0.5, 0.0, 0.5]).double(), 0.0
-    for k in (0, 2):
-        for a, b in zip(p[k], q[k], strict=True):
-            near = (a @ b) / (a @ a) * a if kind == "pairwise" else a
-            most = max(most, *(abs(float(u) - float(v)) for u, v in zip(near, b, strict=True)))
-    given = q.log() if kind == "kl" else q
-    assert abs(float(farthest(kind, p, given, w)) - most) < 1e-15
-    other = farthest(kind, p, given, torch.tensor([0.0, 1.0, 0.0]).double())
-    assert abs(float(other) - most) > 1e-3
-    near = {"mse": p, "pairwise": 0.5 * p, "kl": p.log()}[kind]
-    assert float(farthest(kind, p, near, w)) < 1e-15
-
-
 def test_clients_without_examples_say_nothing(setting: Setting, federated: Any) -> None:
     """A client without labels has weight 0, and its answer may be NaN."""
     empty = client_data(torch.zeros(0, FEATURES), torch.zeros(0).long(), 6)
@@ -182,54 +160,6 @@ def test_clients_without_examples_say_nothing(setting: Setting, federated: Any) 
     one, two = (final(algorithm, f, 1).server for f in (with_empty, without))
     assert max_difference(one["params"], two["params"]) == 0
     assert torch.equal(one["tuning"]["loss"], two["tuning"]["loss"])
-
-
-class Idle(nn.Module):
-    """A network with a part that its logits do not depend on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(FEATURES, 6), nn.Linear(6, CLASSES)
-        self.router = nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        z = self.body(x).relu()
-        return {"logits": self.head(z), "client_logits": self.router(z)}
-
-
-def test_what_the_logits_do_not_depend_on_stays() -> None:
-    model = build(Idle, seed=1)
-    plain = recipes.labelset_fedavg(Setting(model, TARGET, Local(batch=8)))
-    first, done = (
-        final(a, make_federation(model), 1).server["params"]
-        for a in (plain, tuned(plain, part="all"))
-    )
-    moved = {k for k, v in done.items() if not torch.equal(v, first[k])}
-    assert moved == {"body.weight", "body.bias", "head.weight", "head.bias"}
-
-
-def test_statistics_and_clients_do_not_notice(normed: Model) -> None:
-    """Running statistics stay; what clients send and keep in round 1 is the inner method's."""
-    federation = make_federation(normed)
-    plain = recipes.labelset_scaffold(Setting(normed, TARGET, Local(batch=7)))
-    one, two = (final(a, federation, 1) for a in (plain, tuned(plain, part="all")))
-    assert max_difference(one.server["buffers"] | {}, two.server["buffers"]) == 0
-    assert max_difference(one.server["control"], two.server["control"]) == 0
-    assert max_difference(one.states[2]["control"], two.states[2]["control"]) == 0
-    assert max_difference(one.server["params"], two.server["params"]) > 1e-4
-    assert tuned(plain).reveals() == plain.reveals()
-
-
-def test_batches_are_of_the_round_and_the_seed(setting: Setting, federated: Any) -> None:
-    algorithm = tuned(recipes.labelset_fedavg(setting))
-    server = start(algorithm, federated()).server
-    played = final(algorithm, federated(), 1)
-    assert same(algorithm, algorithm, federated()) == 0
-    assert server["tuning"]["loss"].tolist() == [0, 0]
-    assert played.server["tuning"]["loss"].shape == (2,)
-    one, two = (torch.cat(algorithm._batches(seed)) for seed in (0, 1))
-    assert one.sort().values.tolist() == two.sort().values.tolist() == list(range(40))
-    assert not torch.equal(one, two)
 
 
 def lacking(mlp: Model) -> Federation:
@@ -274,58 +204,6 @@ def test_labels_within_the_union_cannot_lose_it(mlp: Model) -> None:
         assert server["tuning"]["loss"][1] < server["tuning"]["loss"][0]
 
 
-def test_public_clients_speak_of_absent_labels(mlp: Model) -> None:
-    """In public mode every client has learned that label 4 is never right: no mass flees to it."""
-    setting = Setting(mlp, TARGET, Local(lr=0.3, epochs=4, batch=8))
-    for mode, flees in (("public", False), ("private", True)):
-        plain = recipes.labelset_fedavg(setting, mode=mode)
-        algorithm = tuned(plain, loss="pairwise", steps=60, lr=0.05)
-        outside = final(algorithm, lacking(mlp), 1).server["tuning"]["outside"]
-        assert (float(outside[1]) > 0.9) == flees
-        assert (float(outside[1]) < 0.2) != flees
-
-
-def test_impossible_settings_are_refused(setting: Setting, federated: Any) -> None:
-    plain = recipes.labelset_fedavg(setting)
-    for options, message in (
-        ({"loss": "pair"}, 'unknown loss of central tuning "pair".* Did you mean "pairwise"'),
-        ({"part": "body"}, 'unknown part to tune "body"; allowed: all, head'),
-        ({"optimizer": "lion"}, 'unknown optimizer of central tuning "lion"'),
-        ({"steps": -1}, "-1 tuning steps of 16 inputs; give 0 or more of 1 or more"),
-        ({"moments": "old"}, 'unknown moments of central tuning "old"; allowed: kept, new'),
-        ({"weights": "size"}, 'unknown weights of central tuning "size"'),
-        ({"temperature": "fitted"}, r'temperature="fitted" needs labelled=Examples\(x, y\)'),
-        ({"stop": "late"}, 'unknown stop of central tuning "late"; allowed: held-out, steps'),
-        ({"rounds": -1}, "tuning rounds must be 0 or more, got -1"),
-        ({"loss": "kl", "over": "union"}, 'labels alone, and over="union" has no place in it'),
-        ({"moments": "kept", "optimizer": "sgd"}, 'moments="kept" is Adam\'s, and "sgd" has none'),
-        ({"lr": 0.0}, "tuning lr must be a positive number, got 0.0"),
-    ):
-        with pytest.raises(InputError, match=message):
-            tuned(plain, **options)
-    with pytest.raises(InputError, match="central tuning has no inputs"):
-        CentralTuning(plain, torch.zeros(0, FEATURES))
-    with pytest.raises(InputError, match=r"inputs is a ndarray; give torch\.as_tensor"):
-        CentralTuning(plain, np.zeros((3, FEATURES)))  # type: ignore[arg-type]
-    for bad in (float("nan"), float("inf")):
-        holed = torch.zeros(3, FEATURES)
-        holed[1, 2] = bad
-        with pytest.raises(InputError, match="central tuning: input 1 holds NaN or infinity"):
-            CentralTuning(plain, holed)
-    for wrong, message in (
-        (
-            CentralTuning(plain, torch.zeros(3, FEATURES + 1)),
-            rf"the server's inputs \[3, {FEATURES + 1}\] do not fit; .*: the model fails on inputs",
-        ),
-        (CentralTuning(recipes.fedavg(setting), torch.zeros(3, FEATURES)), "give a LabelSets, not"),
-        (tuned(plain, head=("haed.",)), r"\['haed\.'\] matches no parameter"),
-    ):
-        with pytest.raises(InputError, match=message):
-            final(wrong, federated(), 1)
-    with pytest.raises(TrainingError, match="central tuning diverged at lr = 1e"):
-        final(tuned(plain, optimizer="sgd", lr=1e38, part="all"), federated(), 1)
-
-
 def test_inputs_too_large_for_the_parameters_are_refused(mlp: Model) -> None:
     """Infinite after the cast alone, they made of the clients' answers NaN, and blamed their lr."""
     plain = recipes.labelset_fedavg(Setting(mlp, TARGET, Local(lr=0.1, steps=2)))
@@ -341,22 +219,6 @@ def test_inputs_too_large_for_the_parameters_are_refused(mlp: Model) -> None:
         final(CentralTuning(plain, fine, labelled=labelled), federation, 1)
     fits = CentralTuning(plain, large / 1e270, labelled=Examples(large / 1e270, torch.arange(3)))
     assert final(fits, federation, 1).t == 1
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_networks_whose_answers_depend_on_the_batch_are_refused(kept: bool) -> None:
-    """They failed in the middle of a run, where the last block had one input."""
-    norm = partial(nn.BatchNorm1d, 6, track_running_stats=kept)
-    layers = {"body": nn.Linear(FEATURES, 6), "norm": norm(), "head": nn.Linear(6, CLASSES)}
-    model = build(lambda: nn.Sequential(OrderedDict(layers)), seed=0)
-    plain = recipes.labelset_fedavg(Setting(model, TARGET, Local(lr=0.1, steps=2)))
-    method = CentralTuning(plain, drawn(17, FEATURES, seed=5), "kl", batch=16, steps=4)
-    federation = make_federation(model, make_clients())
-    if kept:
-        assert final(method, federation, 1).t == 1
-        return
-    with pytest.raises(InputError, match="cannot answer for one alone, as BatchNorm with track_"):
-        final(method, federation, 1)
 
 
 def test_a_diverged_client_is_named_and_not_the_tuning(setting: Setting, federated: Any) -> None:
@@ -375,3 +237,156 @@ def test_a_diverged_client_is_named_and_not_the_tuning(setting: Setting, federat
     with pytest.raises(TrainingError, match=r"client 2: its model's outputs.*before any tuning"):
         play_round(algorithm, federation, server, {}, ids, 1, spoilt)
     assert play_round(algorithm, federation, server, {}, ids, 1, loop).t == 1
+
+
+HEAD = ("head.weight", "head.bias")
+
+
+def test_absent_labels_stay_under_restricted_kl(mlp: Model) -> None:
+    """Rows of labels that no client of the cohort holds: bit for bit, whatever Adam remembers."""
+    setting = Setting(mlp, TARGET, Local(lr=0.3, batch=8))
+    plain, federation = recipes.labelset_fedavg(setting), uneven(mlp)
+    for options in ({}, {"moments": "kept"}):
+        algorithm = tuned(plain, loss="kl", part="all", **options)
+        assert algorithm.label_rules() == {"mode": "private", "tune": "kl", "tune_over": None}
+        server, states = start(algorithm, federation).server, {}
+        for t, ids in enumerate(([0, 1, 2], [0]), start=1):  # label 3 is absent from the second
+            played = play_round(algorithm, federation, server, states, torch.tensor(ids), t)
+            moved = [
+                max(max_difference({k: played.server["params"][k][y]}, {k: server["params"][k][y]})
+                    for k in HEAD) > 0
+                for y in range(CLASSES)
+            ]  # fmt: skip
+            assert moved == [False, True, True, t == 1, False]
+            server, states = played.server, played.states
+    everyone = recipes.labelset_fedavg(setting, mode="holders")
+    rules = tuned(everyone, loss="kl").label_rules()
+    assert rules == {"mode": "holders", "tune": "kl", "tune_over": "all"}
+    server = final(tuned(everyone, loss="kl"), federation, 1).server  # softmax over all labels
+    assert (
+        max_difference(
+            {"": server["params"]["head.bias"][4]}, {"": federation.params["head.bias"][4]}
+        )
+        > 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [("private", {"loss": "kl"}), ("private", {"loss": "mse", "over": "union"}),
+     ("public", {"loss": "pairwise", "over": "union"})],
+)  # fmt: skip
+def test_kept_moments_do_not_move_absent_labels(mode: Any, options: Any, mlp: Model) -> None:
+    """Adam remembers the rows of label 3, which none of the second round's two clients holds."""
+    sets, sources = ([1, 2], [2, 4], [1, 3]), make_clients(sizes=(12, 20, 28))
+    clients = tuple(
+        client_data(c.x, torch.tensor(labels)[torch.arange(len(c.y)) % 2], i)
+        for i, (c, labels) in enumerate(zip(sources, sets, strict=True))
+    )
+    federation = make_federation(mlp, clients)
+    plain = recipes.labelset_fedavg(Setting(mlp, TARGET, Local(lr=0.3, batch=8)), mode=mode)
+    first, second = torch.arange(3), torch.tensor([0, 1])
+    for moments in ("new", "kept"):
+        algorithm = tuned(plain, part="all", moments=moments, **options)
+        one = play_round(algorithm, federation, start(algorithm, federation).server, {}, first, 1)
+        ends = [
+            play_round(a, federation, one.server, one.states, second, 2).server["params"]
+            for a in (plain, algorithm)
+        ]
+        for k in HEAD:
+            moved = [
+                max_difference({k: ends[0][k][y]}, {k: ends[1][k][y]}) > 0 for y in range(CLASSES)
+            ]
+            assert moved == [False, True, True, False, True]
+
+
+@pytest.mark.slow
+def test_later_rounds_are_the_inner_methods(setting: Setting, federated: Any) -> None:
+    """rounds = 2: two rounds as without a limit; the third trains on, and tunes no more."""
+    plain, federation = recipes.labelset_scaffold(setting), federated()
+    limited, always = (tuned(plain, loss="kl", rounds=r) for r in (2, 0))
+    for t in (1, 2):
+        assert same(limited, always, federation, t) == 0
+    assert same(limited, always, federation, 3) > 1e-4
+    second, third = (final(limited, federation, t).server for t in (2, 3))
+    assert max_difference(second["tuning"], third["tuning"]) == 0
+    assert limited.at(2) == limited
+    assert limited.at(3) == replace(limited, steps=0, rounds=0)
+    everyone = torch.arange(len(federation.clients))
+    after = final(limited, federation, 2)
+    by_hand = play_round(plain, federation, after.server, after.states, everyone, 3)
+    assert max_difference(by_hand.server["params"], third["params"]) == 0
+
+
+LABELLED = Examples(drawn(30, FEATURES, seed=6), torch.arange(30) % 3 + 1)
+
+
+def test_steps_end_where_held_out_inputs_say(setting: Setting, federated: Any) -> None:
+    """A rate at which the loss only grows leaves the aggregate; one at which it falls does not."""
+    plain, federation = recipes.labelset_fedavg(setting), federated()
+    given: dict[str, Any] = {"loss": "kl", "stop": "held-out", "optimizer": "sgd", "steps": 30}
+    far = tuned(plain, **(given | {"lr": 100.0}))
+    assert same(far, plain, federation, 1) == 0
+    near, without = tuned(plain, **(given | {"lr": 0.1})), replace(far, lr=0.1, stop="steps")
+    assert same(near, plain, federation, 1) > 1e-4
+    assert same(near, without, federation, 1) > 1e-6  # other inputs are drawn
+    rows = torch.cat(near._batches(0)).unique()
+    assert rows.tolist() == [i for i in range(40) if i % 5 != 4]
+    assert torch.cat(without._batches(0)).unique().tolist() == list(range(40))
+
+
+@pytest.mark.parametrize("mode", ["private", "public"])
+def test_where_each_loss_would_lead_is_measured_beside_the_aggregate(mode: Any, mlp: Model) -> None:
+    """Also without steps, and after the rounds of tuning; the run itself is the same."""
+    federation = double(uneven(mlp))
+    plain = recipes.labelset_fedavg(Setting(mlp, TARGET, Local(lr=0.3, batch=8)), mode=mode)
+    only = tuned(plain, loss="kl", steps=0, labelled=LABELLED)
+    assert same(only, plain, federation, 2) < 1e-12  # public replies are kept, not summed
+    before, _ = first_round(plain, federation)
+    z = mlp(before.server["params"], {}, LABELLED.x.double())["logits"]
+    accuracy = final(only, federation, 1).server["tuning"]["accuracy"]
+    assert float(accuracy[0]) == float((z.argmax(1) == LABELLED.y).double().mean())
+    assert (float(accuracy[1]) == float(accuracy[3])) == (
+        mode == "public"
+    )  # there a weighted mean both
+    steps = final(tuned(plain, loss="kl", labelled=LABELLED), federation, 1).server["tuning"]
+    assert torch.equal(steps["accuracy"], accuracy)  # before tuning
+    first = tuned(plain, loss="kl", labelled=LABELLED, rounds=1)
+    one, two = (final(first, federation, t).server["tuning"]["accuracy"] for t in (1, 2))
+    assert torch.equal(one, accuracy)
+    assert not torch.equal(two, accuracy)
+    assert only.label_rules() == plain.label_rules()
+
+
+def test_optima_over_the_union_are_those_of_present_labels(mlp: Model) -> None:
+    """Where labels are absent pairwise flees over all of them; where none is, the same numbers."""
+    setting = Setting(mlp, TARGET, Local(lr=0.3, batch=8))
+    plain, few = recipes.labelset_fedavg(setting), uneven(mlp)  # labels 1 to 3 alone
+    every = make_federation(mlp, make_clients(sizes=(30, 40, 20)))
+    accuracy = {}
+    for name, federation in (("few", few), ("every", every)):
+        for over in ("all", "union"):
+            algorithm = tuned(plain, steps=0, labelled=LABELLED, over=over)
+            server = final(algorithm, federation, 1).server
+            assert bool(server["absent"]["now"].any()) == (name == "few")
+            accuracy[name, over] = server["tuning"]["accuracy"]
+    assert torch.equal(accuracy["every", "union"], accuracy["every", "all"])
+    assert float(accuracy["few", "all"][2]) == 0.0  # all mass on the absent labels, which none has
+    assert float(accuracy["few", "union"][2]) > 0.2
+    assert torch.equal(
+        accuracy["few", "union"][[0, 3]], accuracy["few", "all"][[0, 3]]
+    )  # KL: no union
+
+
+def test_without_steps_weights_and_temperature_change_the_optima(mlp: Model) -> None:
+    """Therefore they are not refused there."""
+    federation = make_federation(mlp, make_clients(sizes=(30, 40, 20)))
+    setting = Setting(mlp, TARGET, Local(lr=0.3, epochs=4, batch=8))
+    labelled = Examples(drawn(300, FEATURES, seed=6), torch.arange(300) % CLASSES)
+    only = tuned(recipes.labelset_fedavg(setting), loss="kl", steps=0, labelled=labelled)
+    usual = final(only, federation, 1).server["tuning"]["accuracy"]
+    variants: tuple[dict[str, Any], ...] = ({"weights": "confidence"}, {"temperature": "fitted"})
+    for options in variants:
+        accuracy = final(replace(only, **options), federation, 1).server["tuning"]["accuracy"]
+        assert accuracy[0] == usual[0]
+        assert not torch.equal(accuracy, usual)

@@ -54,6 +54,7 @@ def test_axes_say_what_differs_from_fedavg() -> None:
     ]
     assert axes("fedas_drm_repo")[1:] == [
         "align: 1/5 of the steps", "match: examples", "fisher: False", "local: 4/5 of the steps",
+        "share: the head stays on the client",
     ]  # fmt: skip
     assert axes("ditto") == [
         "Ditto: v_i <- v_i - eta (grad F_i(v_i) + lam (v_i - w_t)), beside any method that trains "

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.feddisk import WeighExamples
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.feddisk import FedDisk, WeighExamples
 from fedshift.client.importance import (
     Classified,
     Direct,
@@ -202,7 +203,7 @@ def test_blocks_do_not_change_scores() -> None:
 
 
 def test_the_check_is_the_share_of_the_clients_own_examples() -> None:
-    weigh = WeighExamples(densities()[0], Direct(), 10.0, 0.5)
+    weigh = WeighExamples(FedDisk(FedAvg(densities()[0]), densities()[0], least_ess=0.5))
     nothing = torch.zeros(2)
     sizes = {"n": torch.tensor([10.0, 30.0]), "ess": nothing, "estimated": nothing}
     server = {"importance": sizes}
@@ -210,7 +211,9 @@ def test_the_check_is_the_share_of_the_clients_own_examples() -> None:
     def fold(ess: float) -> Parts:
         cohort = {"id": torch.tensor([1]), "weight": torch.ones(1)}
         worth = torch.tensor([ess])
-        return weigh.fold(server, {"cohort": cohort, "report": {"ess": worth, "estimated": worth}})
+        return weigh.server_update(
+            server, {"cohort": cohort, "report": {"ess": worth, "estimated": worth}}, 0
+        )
 
     assert fold(15.0)["importance"]["ess"].tolist() == [0.0, 15.0]
     words = r"client 1: .* 30 examples, .* are worth 14.9 \(50 %\)"

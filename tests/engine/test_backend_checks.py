@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift import Model, recipes, run
-from fedshift.algorithms.defaults import Around
+from fedshift.algorithms.method import Wrapper
 from fedshift.data import ClientData
 from fedshift.engine.backend_names import ONE_BY_ONE
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, loop
@@ -72,7 +72,7 @@ def test_a_custom_backend_is_watched_within_another(
 
 
 @dataclass(frozen=True)
-class Meddling(Around):
+class Meddling(Wrapper):
     """A method of one's own that changes what it was given, or what it gives."""
 
     before: Any = None

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from fedshift import recipes
-from fedshift.algorithms.afl import Afl
 from fedshift.algorithms.base import Algorithm
-from fedshift.algorithms.fedas import FedAs
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.round import open_round, restrict_to
@@ -53,7 +51,11 @@ def test_a_claim_moves_no_weight_above_the_cap(
 ) -> None:
     method, claimed = make(replace(setting, cap=CAP)), lied_to(federated())
     # AFL's weights move with what clients report. FedDisk itself ends a run with such a claim.
-    rounds = played(method, capped_federation(claimed, CAP), 3 if isinstance(method, Afl) else 1)
+    rounds = played(
+        method,
+        capped_federation(claimed, CAP),
+        3 if "mixture" in start(method, claimed).server else 1,
+    )
     assert all(one.weights.max() <= CAP + 1e-12 for one in rounds)
     # No weight, no influence: with none above it, a cap is the run without one.
     free = played(make(setting), claimed, 1)[0]
@@ -133,7 +135,6 @@ def test_fisher_traces_are_claims(
     cap: float, share: float, setting: Setting, federated: Any
 ) -> None:
     federation, method = federated(), recipes.fedas(setting)
-    assert isinstance(method, FedAs)
     server = start(method, federation).server
     claim = [1.0, 1.0, 1e12, 1.0, 1.0, 1.0]
     updates = _replies(federation, cap, fisher=("trace", claim))
@@ -148,11 +149,10 @@ def test_fisher_traces_are_claims(
 def test_losses_are_claims(cap: float, share: float, setting: Setting, federated: Any) -> None:
     """Without a cap all mass goes to a client that says its loss is 10^9, and all others idle."""
     federation, method = federated(), recipes.afl(setting, gamma=0.1)
-    assert isinstance(method, Afl)
     server = start(method, federation).server
     updates = _replies(federation, cap, risk=("loss", [1.0, 2.0, 1e9, 3.0, 1.0, 1.0]))
     after = server | method.server_update(server, updates, 0)
-    mixture = method.mixture(after)
+    mixture = after["mixture"]["mass"] / after["mixture"]["mass"].sum()
     assert float(mixture[LIAR]) == pytest.approx(share)
     assert float(mixture.sum()) == pytest.approx(1.0)
     idle = ["idle" in method.broadcast(after, i) for i in range(6)]

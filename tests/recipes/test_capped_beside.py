@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedshift.algorithms.fednova import FedNova
-from fedshift.algorithms.scaffold import Scaffold
 from fedshift.client.local import Local
 from fedshift.engine.run import start
 from fedshift.recipes import Setting
@@ -23,6 +21,7 @@ from fedshift.server.combine import Mean
 from fedshift.server.heads import head_weights
 from fedshift.server.weights import BySize
 from support.by_hand import final, max_difference
+from support.extras import fednova, scaffold
 from support.routing import drawn
 
 LIAR, CAP = 2, 0.3
@@ -51,7 +50,7 @@ def test_sizes_under_a_cap() -> None:
 def test_scaffolds_control(cap: float, share: float, setting: Setting, federated: Any) -> None:
     """c moves by p_i of a client's change: without a cap by all of the liar's."""
     federation = claimed(federated())
-    method = Scaffold(setting.model, local=setting.local, combine=Mean(BySize()))
+    method = scaffold(setting.model, local=setting.local, combine=Mean(BySize()))
     server, ids = start(method, federation).server, torch.arange(6)
     cohort = {"id": ids, "weight": torch.full((6,), 1 / 6).double(),
               "cap": torch.tensor(cap).double()}  # fmt: skip
@@ -76,7 +75,7 @@ def _nova(
 ) -> float:
     """How far the model moves where every client but the liar moves by 1, and it by 0."""
     local = Local(lr=0.1, epochs=1, batch=size)
-    method = FedNova(setting.model, local=local)
+    method = fednova(setting.model, local=local)
     server, ids = start(method, federation).server, torch.arange(6)
     weight = method.weigh(server, ids)
     updates = {
@@ -117,7 +116,7 @@ def test_steps_are_those_that_sizes_imply(
     """Where no share is above it, a cap changes no bit: clients report what sizes imply."""
     for length in ({"epochs": 2}, {"steps": 5}):
         local = Local(lr=0.1, batch=8, momentum=momentum, **length)  # type: ignore[arg-type]
-        method = FedNova(setting.model, local=local)
+        method = fednova(setting.model, local=local)
         free = final(method, federated())
         gate = replace(federated().gate, max_weight=0.95)
         assert max_difference(final(method, replace(federated(), gate=gate)).server["params"],

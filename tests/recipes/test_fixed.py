@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,19 +14,15 @@ from fedshift import recipes
 from fedshift.client.local import Local, plan_all
 from fedshift.data import take
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
-from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import run
 from fedshift.engine.stacking.stacked import Stacked
-from fedshift.errors import InputError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
-from fedshift.models.made import Made
 from fedshift.recipes import Setting
 from fedshift.tree import Params, Parts
 from support.every_method import MAKE, ROUNDS, Make
 from support.federations import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
 from support.rounds import last
-from support.routing import routed_model
 
 FIXED = {"body.0.0.weight", "head.bias"}
 CHAIN = {"body.1.weight", "head.bias"}
@@ -38,12 +33,6 @@ def fixing(net: nn.Module, names: Iterable[str]) -> Model:
     for name in names:
         net.get_parameter(name).requires_grad_(False)
     return Model(net)
-
-
-@pytest.fixture
-def mlp() -> Model:
-    """The network of the contract, partly fixed."""
-    return fixing(routed_model().net, FIXED)
 
 
 def chain(names: Iterable[str] = CHAIN) -> Model:
@@ -78,14 +67,6 @@ def test_they_stay_and_are_not_sent(make: Make, setting: Setting, federated: Any
         for name in params.keys() & FIXED:
             rows = torch.isfinite(params[name])  # of labels that are not a client's own
             assert torch.equal(params[name][rows], federation.params[name][rows])
-
-
-def test_all_move_where_none_is_fixed(federated: Any) -> None:
-    """The control: nothing else keeps parameters in place."""
-    model = routed_model()
-    federation = make_federation(model)
-    played = last(run(recipes.fedavg(Setting(model, TARGET)), federation, 1))
-    assert moved(played.server["params"], federation.params) >= FIXED
 
 
 def optimised(model: Model, data: Any, plan: Any, params: Params) -> Params:
@@ -126,43 +107,6 @@ def test_stacked_clients_do_as_the_loop(name: str, backend: Backend) -> None:
     assert max(float((one[k] - two[k]).abs().max()) for k in one) < 1e-5
 
 
-def test_workers_do_as_the_loop() -> None:
-    setting = Setting(chain(), TARGET, Local(epochs=1, batch=8))
-    federation = make_federation(setting.model)
-    one = last(run(recipes.scaffold(setting, option="I"), federation, 2)).server["params"]
-    with workers(federation.clients, 2) as backend:
-        there = run(recipes.scaffold(setting, option="I"), federation, 2, backend=backend)
-        assert not moved(last(there).server["params"], one)
-    with workers(federation.clients, 2) as backend:  # summed where they were trained
-        spread = run(recipes.fedavg(setting), federation, 2, backend=backend.blocks(Stacked()))
-        after = last(spread).server["params"]
-    assert moved(after, federation.params) == after.keys() - CHAIN
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["fedavg", "scaffold I", "fedpac", "fedyogi", "labelset_ditto"])
-def test_flower_does_as_the_loop(name: str, setting: Setting, federated: Any) -> None:
-    pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-    from support.flower_runs import differing_tensors, in_process, on_flower
-
-    algorithm, federation = MAKE[name](setting), federated()
-    here = in_process(algorithm, federation, 2, 4)
-    assert differing_tensors(here, on_flower(algorithm, federation, 2, cohort=4)) == []
-
-
-def test_a_density_may_be_fixed_in_part(setting: Setting, federated: Any) -> None:
-    """By its own network, for which names of the method's network are ignored."""
-    # From a seed: of random networks some have no unit that is awake, and nothing moves.
-    net = build(lambda: Made((FEATURES,), (6,), low=-8.0, high=8.0), seed=1).net
-    name = next(k for k, _ in net.named_parameters())
-    density = fixing(net, [name])
-    algorithm: Any = MAKE["feddisk"](setting)
-    algorithm = replace(algorithm, density=density)
-    played = last(run(algorithm, federated(), 2))
-    first = density.init()[0]
-    assert moved(played.server["density"], first) == first.keys() - {name}
-
-
 def test_a_reply_that_carries_them_is_refused(setting: Setting, federated: Any) -> None:
     def forging(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         for reply in loop(update, jobs):
@@ -171,26 +115,3 @@ def test_a_reply_that_carries_them_is_refused(setting: Setting, federated: Any) 
 
     with pytest.raises(RuntimeError, match='client 0 sent an update with a different "delta"'):
         last(run(recipes.fedavg(setting), federated(), 1, backend=forging))
-
-
-@pytest.mark.parametrize(
-    ("local", "message"),
-    [
-        (Local(only=("head.bias",)), r"only=\('head.bias',\) and requires_grad=False leave no"),
-        (Local(frozen=("haed.",)), 'frozen prefix "haed." matches no.* Did you mean "head."'),
-        (Local(only=("bdy.0.",)), 'only prefix "bdy.0." matches no.* Did you mean "body."'),
-    ],
-)
-def test_phases_that_train_nothing_are_refused_at_once(
-    local: Local, message: str, setting: Setting, federated: Any
-) -> None:
-    with pytest.raises(InputError, match=message):
-        next(run(recipes.fedavg(replace(setting, local=local)), federated(), 1))
-    with pytest.raises(InputError, match="only must be a tuple"):
-        Local(only="head.")  # type: ignore[arg-type]
-
-
-def test_a_network_with_nothing_to_train_is_refused(federated: Any) -> None:
-    net = routed_model().net.requires_grad_(False)
-    with pytest.raises(InputError, match="requires_grad=False leave no parameter of the model"):
-        next(run(recipes.fedavg(Setting(Model(net), TARGET)), federated(), 1))

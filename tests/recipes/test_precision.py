@@ -3,44 +3,32 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedshift import recipes
-from fedshift.cli.app import main
-from fedshift.client.gradients import pass_gradient
 from fedshift.client.local import Local, gradient_of, plan_all
 from fedshift.client.objectives import CrossEntropy, Term, View
 from fedshift.client.oracles import Precision
 from fedshift.data import Batch
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.checks.gate import Gate
 from fedshift.engine.choosing.fastest import probe
-from fedshift.engine.one_by_one import channels_last, dense
+from fedshift.engine.one_by_one import channels_last
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import Federation, run
 from fedshift.engine.stacking.stacked import Stacked
-from fedshift.errors import InputError, UnfitError
-from fedshift.experiments.config.load import load_config
-from fedshift.experiments.config.schema import Config, Training
-from fedshift.experiments.config.training_objects import local_of
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.models.lenet import LeNet
 from fedshift.recipes import Setting
 from fedshift.seeds import generator
-from fedshift.sweeps.store import run_of
 from fedshift.tree import Params, sub
-from support.broken_inputs import GOOD
 from support.every_method import MAKE
-from support.federations import CLASSES, FEATURES, double, make_clients, make_federation
+from support.federations import CLASSES, FEATURES, make_clients, make_federation
 from support.photographs import images
 from support.rounds import last
 from support.routing import routed_model
@@ -141,28 +129,6 @@ def test_all_else_stays_float32(normed: Model) -> None:
         assert torch.equal(a, b) != a.is_floating_point()
 
 
-def test_float32_enters_no_context(mlp: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*given: Any, **named: Any) -> None:
-        raise AssertionError("autocast")
-
-    monkeypatch.setattr(torch, "autocast", refused)
-    batch = batch_of((FEATURES,), 8)._replace(y=torch.arange(8) % CLASSES)
-    gradient(mlp, batch, "float32", torch.float32)
-    with pytest.raises(AssertionError, match="autocast"):
-        gradient(mlp, batch, "bfloat16", torch.float32)
-
-
-def dropping() -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 20), nn.Dropout(0.5), nn.Linear(20, 10))
-
-
-def test_random_layers_repeat() -> None:
-    model, batch = build(dropping, 0), batch_of((FEATURES,), 16)
-    one, two = (gradient(model, batch, "bfloat16", torch.float32) for _ in range(2))
-    assert away(one, two) == 0.0
-    assert away(gradient(model, batch._replace(seed=1), "bfloat16", torch.float32), one) > 0.1
-
-
 def in_bfloat16(setting: Setting) -> Setting:
     return replace(setting, local=replace(setting.local, precision="bfloat16"))
 
@@ -193,26 +159,6 @@ def test_backends() -> None:
     assert "away from the loop's" in probed.refused["stacked"]
 
 
-def test_dense_refuses(setting: Setting) -> None:
-    federation = replace(make_federation(setting.model), gate=Gate(on_bad="drop"))
-    for backend in (Stacked(dense=True), dense(loop)):
-        ended(setting, federation, backend)
-        with pytest.raises(UnfitError, match="backend dense .*: the local precision is bfloat16"):
-            ended(in_bfloat16(setting), federation, backend)
-
-
-def test_other_parameters_are_refused_and_no_client_is_dropped(setting: Setting) -> None:
-    federation = replace(double(make_federation(setting.model)), gate=Gate(on_bad="drop"))
-    with pytest.raises(UnfitError, match=r"for float32 parameters, and \S+ is torch.float64; use"):
-        ended(in_bfloat16(setting), federation)
-
-
-def test_unknown_names_are_refused() -> None:
-    wrong: Any = "bfloat"
-    with pytest.raises(InputError, match='unknown local precision "bfloat"; .* mean "bfloat16"'):
-        Local(precision=wrong)
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedsam", "moon", "scaffold I", "fedrep", "fedala", "fedas"])
 def test_methods_train_in_it(name: str) -> None:
@@ -224,50 +170,3 @@ def test_methods_train_in_it(name: str) -> None:
     )
     moved = {k: v - federation.params[k] for k, v in plain.items()}
     assert 1e-4 < away({k: v - federation.params[k] for k, v in other.items()}, moved) < 0.1
-
-
-def test_a_pass_for_the_gradient_is_in_the_phases_precision(mlp: Model) -> None:
-    client, (params, _) = make_clients()[3], mlp.init()
-    gradients = {}
-    for precision in ("float32", "bfloat16"):
-        phase = Local(batch=16, precision=precision)
-        plan = plan_all({"t": phase}, client, 1, 0, 3)["t"]
-        gradients[precision] = pass_gradient(
-            phase, mlp, CrossEntropy(), params, {}, {}, client, plan
-        )
-    assert UNIT / 8 < away(gradients["bfloat16"], gradients["float32"]) < 0.1
-
-
-def test_the_alignment_of_fedas_is_training_too(setting: Setting) -> None:
-    assert recipes.fedas(setting).align == Local(lr=0.01, epochs=1, batch=16)
-    aligned = recipes.fedas(in_bfloat16(setting)).align
-    assert aligned == Local(lr=0.01, epochs=1, batch=16, precision="bfloat16")
-
-
-def test_folders_of_float32_keep_their_names() -> None:
-    """The key is part of a folder's name only where it differs."""
-    plain = run_of(Config()).name
-    assert run_of(Config(training=Training(precision="float32"))).name == plain
-    assert run_of(Config(training=Training(precision="bfloat16"))).name != plain
-
-
-@pytest.mark.slow
-def test_a_configured_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the command line, with and without workers; the run's file has it for all engines."""
-    (tmp_path / "f.toml").write_text(GOOD)
-    options = ["training.rounds=1", "training.steps=2", "model.name=lenet"]
-    models = {}
-    for name, more in {
-        "plain": [],
-        "one": ["-c", "training.precision=bfloat16"],
-        "two": ["-c", "training.precision=bfloat16", "--workers", "2"],
-    }.items():
-        out = tmp_path / name
-        given = [word for option in options for word in ("-c", option)]
-        words = ["fedshift", "run", str(tmp_path / "f.toml"), "--out", str(out), *given, *more]
-        monkeypatch.setattr(sys, "argv", words)
-        main()
-        models[name] = (out / "model.safetensors").read_bytes()
-    assert models["one"] == models["two"] != models["plain"]
-    resolved = load_config(tmp_path / "one" / "config.resolved.toml")
-    assert local_of(resolved.training).precision == "bfloat16"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,60 +29,9 @@ from fedshift.errors import InputError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
-from fedshift.seeds import generator
 from fedshift.tree import Parts
-from support.by_hand import final
-from support.comparing import same, whole
-from support.federations import CLASSES, FEATURES, double, make_clients, make_federation, one_job
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("mode", ["indicator", "frequency"])
-def test_alpha_one_is_fedavg(setting: Setting, federated: Any, mode: Any) -> None:
-    plain = recipes.fedavg(setting)
-    assert recipes.fedrs(setting, alpha=1.0, mode=mode) == plain
-    assert same(recipes.fedrs(setting, alpha=1.0, mode=mode), plain, federated()) == 0
-    assert same(recipes.fedrs(setting, alpha=0.9, mode=mode), plain, federated()) > 1e-4
-
-
-def all_classes(sizes: tuple[int, ...]) -> tuple[ClientData, ...]:
-    """Clients that hold every class."""
-    source = generator(0, "all classes")
-    clients = []
-    for i, n in enumerate(sizes):
-        y = torch.arange(n) % CLASSES
-        clients.append(client_data(torch.randn(n, FEATURES, generator=source), y, i))
-    return tuple(clients)
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.3])
-def test_nothing_missing_is_fedavg(setting: Setting, mlp: Model, alpha: float) -> None:
-    federation = make_federation(mlp, all_classes((9, 23, 16)))
-    plain = recipes.fedavg(setting)
-    assert same(recipes.fedrs(setting, alpha=alpha), plain, federation) == 0
-    frequency = recipes.fedrs(setting, alpha=alpha, mode="frequency")
-    assert same(frequency, plain, federation) > 1e-5
-
-
-def test_scales_by_hand() -> None:
-    counts = torch.tensor([8.0, 2.0, 0.0, 4.0])
-    assert RestrictedSoftmax(4, 0.5).scale(counts).tolist() == [1, 1, 0.5, 1]
-    frequency = RestrictedSoftmax(4, 0.5, "frequency").scale(counts).tolist()
-    assert frequency == [1.0, 0.625, 0.5, 0.75]  # (1 - a) p / max p + a
-    assert RestrictedSoftmax(4, 0.5, "frequency").scale(torch.zeros(4)).tolist() == [0.5] * 4
-
-
-def test_scales_come_from_the_clients_own_labels_and_stay_there(
-    setting: Setting, federated: Any
-) -> None:
-    algorithm, federation = recipes.fedrs(setting, alpha=0.25), federated()
-    done = final(algorithm, federation)
-    for i, data in enumerate(federation.clients):
-        present = label_counts(data, CLASSES) > 0
-        assert torch.equal(done.states[i]["softmax"]["scale"], torch.where(present, 1.0, 0.25))
-    update, _ = algorithm.client_update(*one_job(algorithm, federation)[1:5])
-    assert update.keys() == {"delta", "buffers", "counters", "report"}
-    assert algorithm.reveals()["register"] == "number of training examples, once"
+from support.comparing import whole
+from support.federations import CLASSES, FEATURES, make_clients, make_federation, one_job
 
 
 def head_gradient(term: Term, context: Parts, data: ClientData) -> Gradient:
@@ -135,33 +83,6 @@ def test_a_missing_class_keeps_its_mass() -> None:
     out = {"logits": torch.tensor([[2.0, 7.0]])}
     view = View(Model(nn.Identity()), {}, out, whole(data), term.remember({}, {}, data))
     assert float(term(view)) == pytest.approx(math.log(math.exp(2) + 1) - 2, abs=1e-6)
-
-
-def test_fedrs_settings_out_of_range_are_refused(setting: Setting) -> None:
-    with pytest.raises(
-        InputError, match=r"alpha must be in \[0, 1\), got 1\.5; alpha = 1 is Cross"
-    ):
-        recipes.fedrs(setting, alpha=1.5)
-    with pytest.raises(InputError, match=r"alpha must be in \[0, 1\), got -0\.1"):
-        recipes.fedrs(setting, alpha=-0.1)
-    with pytest.raises(InputError, match='"frequenzy".*Did you mean "frequency"'):
-        recipes.fedrs(setting, mode="frequenzy")  # type: ignore[arg-type]
-
-
-@pytest.mark.slow
-def test_compositions_differ_from_their_parts(setting: Setting, federated: Any) -> None:
-    """FedPALS with each term is neither FedPALS nor the term alone."""
-    federation = double(federated())
-    pals = recipes.fedpals(setting, ess=0.6)
-    for with_ in (
-        recipes.fedsam(setting),
-        recipes.moon(setting, mu=5.0),
-        recipes.fedrs(setting),
-        recipes.fedprox(setting, mu=0.5),
-    ):
-        both = replace(with_, combine=pals.combine)
-        assert same(both, pals, federation, 3) > 1e-5
-        assert same(both, with_, federation, 3) > 1e-5
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.feddisk import FedDisk
 from fedshift.algorithms.finetune import FineTune
 from fedshift.algorithms.label_weights import LabelWeights
 from fedshift.algorithms.labelsets import LabelSets, Mode
+from fedshift.algorithms.method import Method
 from fedshift.algorithms.scaffold import Scaffold
 from fedshift.algorithms.tuning import CentralTuning
 from fedshift.client.objectives import Contrastive, CrossEntropy, RestrictedSoftmax
@@ -30,12 +30,12 @@ from fedshift.server.weights import Pals
 from support.federations import CLASSES, FEATURES, TARGET
 
 ROUNDS = 3
-Make = Callable[[Setting], Algorithm]
-Wrap = Callable[[Any, Setting], Algorithm]
+Make = Callable[[Setting], Method]
+Wrap = Callable[[Any, Setting], Method]
 PALS = Mean(Pals(TARGET, ess=0.6))
 
 
-def of_weights(name: str, setting: Setting) -> Algorithm:
+def of_weights(name: str, setting: Setting) -> Method:
     """A recipe under FedPALS' weights, as files name them."""
     options = {"weights": "fedpals", "ess": 0.6}
     return recipes.recipe(name, options).make(setting, **options)
@@ -131,8 +131,8 @@ MAKE: dict[str, Make] = {
     "fednova under fedpals": lambda s: of_weights("fednova", s),
     "rfa under fedpals": lambda s: of_weights("rfa", s),
     "ditto under fedpals": lambda s: of_weights("ditto", s),
-    "scaffold + fedpals": lambda s: Scaffold(
-        s.model, local=s.local, combine=Mean(Pals(s.target, lam=0.0))
+    "scaffold + fedpals": lambda s: FedAvg(
+        s.model, local=s.local, combine=Mean(Pals(s.target, lam=0.0)), extras=(Scaffold(),)
     ),
     "feddyn": recipes.feddyn,
     "fednova": recipes.fednova,
@@ -199,7 +199,7 @@ MAKE: dict[str, Make] = {
 }
 
 
-def disk(inner: Algorithm, setting: Setting) -> FedDisk:
+def disk(inner: Method, setting: Setting) -> FedDisk:
     """FedDisk around a method: one round of densities, one in which examples are weighed."""
     return replace(recipes.feddisk(of_inputs(setting), **BEFORE), inner=inner)
 

@@ -1,34 +1,34 @@
-"""Private and public label sets: laws, what travels, and what must not move."""
+"""Label sets: laws, what travels, what must not move, and SCAFFOLD and Ditto among them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.labelsets import LabelSets, Mode
 from fedshift.client.local import Local, plan_all
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
-from fedshift.client.slots import local_labels
 from fedshift.data import ClientData, client_data, register
 from fedshift.engine.backends import Job
-from fedshift.engine.run import Federation, first_state, start
-from fedshift.errors import InputError
+from fedshift.engine.run import Federation, Round, first_state, run, start
+from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
+from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Sgd
-from fedshift.server.rows import holder_shares, row_sum, slot_table
-from fedshift.tree import Parts, flatten, size_in_bytes, weighted_sum
+from fedshift.server.rows import slot_table
+from fedshift.tree import Parts, flatten, size_in_bytes
 from support.by_hand import final, max_difference
-from support.comparing import same
 from support.federations import (
     CLASSES,
     FEATURES,
@@ -97,20 +97,6 @@ def test_full_sets_are_the_inner_method_bit_for_bit(sets: Any, plain: Any, mlp: 
             assert all(torch.equal(v, flatten(got.states[i])[k]) for k, v in flatten(state).items())
         partial = final(sets(setting, mode=mode), others, 2, cohort=4).server["params"]
         assert (max_difference(partial, other.server["params"]) == 0) == (mode == "public")
-
-
-def test_option_one_reduces_too(mlp: Model) -> None:
-    setting = Setting(mlp, TARGET, RESTLESS)
-    federation = make_federation(mlp, full_clients())
-    private = recipes.labelset_scaffold(setting, option="I")
-    assert same(private, recipes.scaffold(setting, option="I"), federation) == 0
-    assert same(private, recipes.fedavg(setting), federation) > 1e-4
-
-
-def test_prox_without_pull_is_fedavg(setting: Setting, federated: Any) -> None:
-    one, two, three = (recipes.labelset_fedprox(setting, mu=mu) for mu in (0.0, 0.5, 1.0))
-    assert same(one, recipes.labelset_fedavg(setting), federated()) == 0
-    assert same(two, three, federated()) > 1e-4
 
 
 def whole_rows(delta: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
@@ -224,35 +210,6 @@ def test_a_client_trains_a_model_of_its_own_labels(
     assert float(loose["head.bias"][slots < 0].abs().min()) > 1e-3
 
 
-def test_the_softmax_leaves_the_sum_of_rows_alone(mlp: Model) -> None:
-    """Its gauge: sum_{y in Y_i} delta(y) = 0. Weight decay moves it a little."""
-    federation = double(make_federation(mlp))
-    for decay, low, high in ((0.0, 0.0, 1e-14), (0.1, 1e-4, 1.0)):
-        setting = Setting(mlp, TARGET, replace(RESTLESS, decay=decay))
-        delta = sent(recipes.labelset_fedavg(setting), federation, 1)["delta"]["head.weight"]
-        assert low <= float(delta.sum(0).abs().max()) <= high
-        assert float(delta.abs().max()) > 1e-2
-
-
-def relabelled(federation: Federation, to: Tensor) -> Federation:
-    """Label y is called to[y], and its row goes along."""
-    back = to.argsort()
-    clients = tuple(c._replace(y=to[c.y]) for c in federation.clients)
-    params = {k: v[back] if k in HEAD else v for k, v in federation.params.items()}
-    return Federation(clients, params, {}, register(clients, len(to)), federation.seeds)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("name", PAIRS)
-def test_names_of_labels_do_not_matter(name: str, setting: Setting, mlp: Model) -> None:
-    algorithm = PAIRS[name][0](setting)
-    federation, to = double(make_federation(mlp)), torch.tensor([3, 0, 4, 1, 2])
-    one = final(algorithm, federation, 2, cohort=4).server["params"]
-    two = final(algorithm, relabelled(federation, to), 2, cohort=4).server["params"]
-    assert max_difference({k: v[to] if k in HEAD else v for k, v in two.items()}, one) < 1e-13
-    assert max_difference(two, one) > 1e-3
-
-
 def worlds(mlp: Model) -> tuple[Federation, Federation, Setting]:
     """Client 1 with labels 1, 2, 3 of five; and 2, 5, 8 of nine, among others of other labels."""
     five = make_federation(mlp)
@@ -327,30 +284,139 @@ def test_slots_say_nothing_of_the_order_of_labels() -> None:
         slot_table(holds, 1, seed=0)
 
 
-def test_shares_and_sums_of_rows() -> None:
-    weights = torch.tensor([0.7, 0.2, 0.1, 0.0], dtype=torch.float64)
-    assert weights.sum() != 1  # rounded: a label that all hold must not be divided by it
-    holds = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]]).bool()
-    shares = holder_shares(weights, holds)
-    assert torch.equal(shares[:, 0], weights)
-    two = torch.tensor([7 / 8, 0, 1 / 8, 0], dtype=torch.float64)
-    assert float((shares[:, 1] - two).abs().max()) < 1e-15
-    assert float(shares[:, 2].abs().max()) == 0  # held by a client of weight 0 alone
-    assert torch.equal(shares[:, 3], torch.tensor([0.0, 1.0, 0.0, 0.0]).double())
-    rows = torch.randn(4, 4, 3, generator=torch.Generator().manual_seed(0))
-    rows[3] = torch.nan  # what has no share is left out, not multiplied by 0
-    got = row_sum(shares, rows)
-    assert torch.equal(got[0], weighted_sum(weights, {"v": rows[:, 0]})["v"])
-    assert torch.equal(got[3], rows[1, 3])
-    assert not got[2].any()
+HEAD = ("head.weight", "head.bias")
 
 
-def test_local_labels_are_ranks() -> None:
-    y = torch.tensor([7, 2, 2, 9, 0, 7])
-    data = ClientData(torch.zeros(6, 1), y, torch.tensor([1, 1, 1, 1, 0, 1.0]), torch.tensor(0))
-    local, labels = local_labels(data)
-    assert local.tolist() == [1, 0, 0, 2, 0, 1]
-    assert int(labels) == 3
-    local, labels = local_labels(ClientData(torch.zeros(0, 1), y[:0], torch.zeros(0), data.id))
-    assert local.shape == (0,)
-    assert int(labels) == 0
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_rows_of_the_control_are_means_over_holders(option: Any, setting: Setting) -> None:
+    """c(y) = sum_{i: y in Y_i} c_i(y) / #holders of y in the population, in sampled cohorts too."""
+    federation = double(make_federation(setting.model))
+    holds = federation.table["labels"] > 0
+    algorithm = recipes.labelset_scaffold(setting, option=option, slots=4)
+    for played in run(algorithm, federation, 3, cohort=3):
+        for k, c in played.server["control"].items():
+            total = torch.zeros_like(c)
+            for i, state in played.states.items():
+                control = state["control"][k]
+                assert len(control) == (int(holds[i].sum()) if k in HEAD else len(c))
+                at = holds[i] if k in HEAD else torch.ones(len(c)).bool()
+                total[at] += control
+            holders = holds.sum(0).double() if k in HEAD else torch.full((len(c),), 6.0).double()
+            wide = holders.reshape(-1, *[1] * (c.ndim - 1))
+            assert float((c - total / wide).abs().max()) < 1e-14
+    assert float((c - total / 6).abs().max()) > 1e-3  # the head's bias: not the population's mean
+
+
+def personal(played: Round, client: int) -> dict[str, torch.Tensor]:
+    return played.states[client]["personal"]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["labelset_fedavg", "labelset_ditto"])
+def test_clients_serve_their_own_labels(name: str, setting: Setting, federated: Any) -> None:
+    """Other labels have probability 0, also in a model of K outputs; the rest is as trained."""
+    federation, algorithm = federated(), getattr(recipes, name)(setting)
+    done = final(algorithm, federation, 2)
+    x = federation.clients[1].x
+    holds = federation.table["labels"][1] > 0
+    model = setting.model(*algorithm.model_for(done.server, done.states[1]), x)["logits"]
+    probabilities = model.softmax(1)
+    assert probabilities.shape[1] == CLASSES
+    assert float(probabilities[:, ~holds].max()) == 0
+    shared = setting.model(done.server["params"], {}, x)["logits"]
+    assert torch.equal(model[:, holds], shared[:, holds]) == (name == "labelset_fedavg")
+    mine = {k: v[holds] if k in HEAD else v for k, v in done.server["params"].items()}
+    served_params = mine if name == "labelset_fedavg" else personal(done, 1)
+    want = setting.model(served_params, {}, x)["logits"].softmax(1)
+    assert float((probabilities[:, holds] - want).abs().max()) < 1e-6
+    public = getattr(recipes, name)(setting, mode="public")
+    done = final(public, federation, 1)
+    served = setting.model(*public.model_for(done.server, done.states[1]), x)["logits"].softmax(1)
+    assert float(served[:, ~holds].min()) > 0
+
+
+MAKERS: dict[str, Any] = {
+    "fedprox": lambda s, slots: recipes.labelset_fedprox(s, mu=0.5, slots=slots),
+    "scaffold": lambda s, slots: recipes.labelset_scaffold(s, slots=slots),
+    "ditto": lambda s, slots: recipes.labelset_ditto(s, slots=slots),
+    "moon": lambda s, slots: LabelSets(recipes.moon(s), slots=slots),
+}
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", MAKERS)
+def test_empty_slots_change_nothing(name: str, setting: Setting, federated: Any) -> None:
+    """What the server has and clients keep, in two rounds of cohorts."""
+    federation = double(federated())
+    one, two = (final(MAKERS[name](setting, k), federation, 2, cohort=4) for k in (3, 5))
+    other = final(recipes.labelset_fedavg(setting), federation, 2, cohort=4)
+    assert max_difference(one.server["params"], two.server["params"]) < 1e-14
+    for i, state in one.states.items():
+        again = flatten(two.states[i])
+        assert all(float((v - again[k]).abs().max()) < 1e-13 for k, v in flatten(state).items())
+    if name != "ditto":
+        assert max_difference(one.server["params"], other.server["params"]) > 1e-4
+
+
+@dataclass(frozen=True)
+class First:
+    """All weight on the cohort's first client."""
+
+    needs = ("n",)
+
+    def __call__(self, table: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.eye(len(table["n"]), dtype=torch.float64)[0]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("mode", ["private", "holders", "public"])
+def test_clients_without_weight_hold_nothing(mode: Any, mlp: Model) -> None:
+    """Its labels count as absent, round after round; none is before the first."""
+    inner = FedAvg(mlp, local=Local(batch=8), combine=Mean(First()))
+    algorithm = LabelSets(Ditto(inner), mode)  # which trains all clients all the same
+    federation = make_federation(mlp)
+    assert not start(algorithm, federation).server["absent"]["now"].any()
+    done = final(algorithm, federation, 3).server
+    absent = federation.table["labels"][0] == 0
+    assert absent.any()
+    assert torch.equal(done["absent"]["now"], absent)
+    assert torch.equal(done["absent"]["rounds"], 3 * absent)
+    for k in HEAD:
+        assert torch.equal(done["params"][k][absent], federation.params[k][absent]) == (
+            mode != "public"
+        )
+
+
+def test_a_client_registered_with_other_labels_is_named(setting: Setting, federated: Any) -> None:
+    federation = federated()
+    labels = federation.table["labels"].clone()
+    labels[1, 0] = 5
+    wrong = replace(federation, table=federation.table | {"labels": labels})
+    with pytest.raises(TrainingError, match="client 1 has examples of 3 labels and is regis.* 4;"):
+        final(recipes.labelset_fedavg(setting), wrong, 1)
+
+
+def refused(algorithm: Any, federation: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        final(algorithm, federation, 1)
+
+
+class Unbiased(nn.Module):
+    """A classifier that cannot say never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(FEATURES, 6), nn.Linear(6, CLASSES, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x).relu())
+
+
+def test_a_head_without_bias_trains_and_does_not_serve() -> None:
+    model = build(Unbiased, seed=1)
+    federation = make_federation(model)
+    algorithm = recipes.labelset_fedavg(Setting(model, TARGET, Local(batch=8)))
+    done = final(algorithm, federation, 1)
+    assert max_difference(done.server["params"], federation.params) > 1e-3
+    with pytest.raises(InputError, match=r"the head \(head\.weight\) has no bias"):
+        algorithm.model_for(done.server, done.states[0])
