@@ -171,23 +171,23 @@ class CentralTuning(Wrapper):
             ("stop of central tuning", self.stop, ("steps", "held-out")),
         ):
             check_name(what, value, allowed)
-        if self.steps < 0 or self.batch < 1:
-            raise InputError(
-                f"{self.steps} tuning steps of {self.batch} inputs; give 0 or more of 1 or more"
-            )
-        check_positive("tuning lr", self.lr)
-        check_whole("tuning rounds", self.rounds, 0)
+        # By the recipes' names, which are what most people give.
+        for name, value, least in (
+            ("tune_steps", self.steps, 0), ("tune_rounds", self.rounds, 0), ("batch", self.batch, 1)
+        ):  # fmt: skip
+            check_whole(name, value, least)
+        check_positive("tune_lr", self.lr)
         if self.loss == "kl" and self.over == "union":
             raise InputError(
-                'central tuning by "kl" compares the model on each client\'s labels alone, and '
-                'over="union" has no place in it; leave it out, or tune by "mse" or "pairwise"'
+                'tune = "kl" compares models on each client\'s labels alone, and tune_over = '
+                '"union" has no place in it; leave tune_over out, or set tune = "mse" or "pairwise"'
             )
         if self.temperature == "fitted" and self.labelled is None:
             raise InputError('temperature="fitted" needs labelled=Examples(x, y) on the server')
         if self.stop == "held-out" and len(self.inputs) < HELD_OUT:
             raise InputError(
-                f'stop="held-out" holds out every fifth input, and there are {len(self.inputs)}; '
-                f"give {HELD_OUT} or more, or leave it out"
+                f'tune_stop="held-out" holds out every fifth input of the server, which has '
+                f"{len(self.inputs)}; give it {HELD_OUT} or more, or leave tune_stop out"
             )
         if self.moments == "kept" and self.optimizer == "sgd":
             raise InputError('moments="kept" is Adam\'s, and "sgd" has none; leave it out')

@@ -115,10 +115,10 @@ def _check_idle(estimator: Estimator, **options: object) -> None:
     for name, value in options.items():
         estimators, idle = IDLE[name]
         if estimator in estimators and value not in idle:
-            others = [f'"{one}"' for one in get_args(Estimator) if one not in estimators]
+            others = " or ".join(f'"{v}"' for v in get_args(Estimator) if v not in estimators)
             raise InputError(
-                f'{name}={value!r} changes nothing with estimator="{estimator}"; leave {name} out, '
-                f"or set estimator to {' or '.join(others)}"
+                f'{name} changes nothing with estimator="{estimator}"; set estimator={others}, or '
+                f"leave {name} out"
             )
 
 
@@ -190,7 +190,10 @@ def feddisk(
             "useful are 1 before least_ess is asked; set useful=0, or leave least_ess out"
         )
     if tau != TAU and not mu:
-        raise InputError(f"tau={tau:g} is of MOON's term; set mu above 0, or leave tau out")
+        raise InputError(
+            f"tau is the temperature of MOON's term, and with mu={mu:g} there is none; set mu "
+            "above 0, or leave tau out"
+        )
     inner = one_model.moon(setting, mu=mu, tau=tau)
     _check_rounds_left(setting, density_rounds + weighing_rounds)
     # After the checks of counts: a network of width 0 would fail in torch's words.

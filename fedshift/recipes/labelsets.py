@@ -144,30 +144,32 @@ def _tuned(setting: Setting, inner: FedAvg | Ditto, shared: Shared) -> Algorithm
     plain = LabelSets(inner, shared["mode"], setting.head, shared["slots"], setting.seed)
     check_name("tune", tune, get_args(Tune))
     if tune == "none":
-        _check_idle("tune", tune, how, [*how], 'set tune="kl", "mse" or "pairwise"')
+        _check_idle('tune="none"', how, [*how], 'set tune="kl", "mse" or "pairwise"')
         return plain
     if setting.server_inputs is None:
         raise InputError(
             f'tune = "{tune}" needs unlabeled inputs on the server; give '
             "Setting(..., server_inputs=x), x [n, ...] like the clients' inputs"
         )
+    if how["temperature"] == "fitted" and setting.server_examples is None:
+        raise InputError(
+            'tune_temperature = "fitted" needs labelled examples on the server; give '
+            "Setting(..., server_examples=fedshift.data.Examples(x, y))"
+        )
     if not how["steps"]:
         # Weights do something where labelled examples measure the optima under them.
         names = ["moments", "stop", *(["weights"] if setting.server_examples is None else [])]
-        _check_idle("tune_steps", 0, how, names, "set tune_steps to 1 or more")
+        _check_idle("tune_steps=0", how, names, "set tune_steps to 1 or more")
     return CentralTuning(
         plain, setting.server_inputs, tune, head=setting.head, labelled=setting.server_examples,
         **how,
     )  # fmt: skip
 
 
-def _check_idle(
-    key: str, value: object, how: dict[str, Any], names: Iterable[str], cure: str
-) -> None:
+def _check_idle(beside: str, how: dict[str, Any], names: Iterable[str], cure: str) -> None:
     """Raise InputError for an option of tuning that changes nothing beside another's value."""
     for name in names:
         if how[name] != _DEFAULTS[f"tune_{name}"]:
             raise InputError(
-                f"tune_{name}={how[name]!r} changes nothing with {key}={value!r}; {cure}, or leave "
-                f"tune_{name} out"
+                f"tune_{name} changes nothing with {beside}; {cure}, or leave tune_{name} out"
             )
