@@ -15,7 +15,7 @@ from functools import cache
 from numbers import Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedshift.errors import InputError, shown
+from fedshift.errors import InputError, check_name, shown
 from fedshift.real import disordered, is_whole
 
 # An example for each kind. They are text, because this file must not import the rest of the
@@ -152,6 +152,16 @@ def check_fields(made: Any) -> None:
             object.__setattr__(made, name, value)
         for check in checks:
             check(what, value)
+
+
+def check_choices(made: Any, name: str = "{}") -> None:
+    """Raise InputError, with the nearest name, for a `Literal` field whose value is none of its.
+
+    name  how messages call a field, as in "tune_{}"
+    """
+    for field, hint, _ in _hints(made.__class__):
+        if get_origin(hint) is Literal:
+            check_name(name.format(field), getattr(made, field), get_args(hint))
 
 
 def settled(name: str, given: Any, hint: Any, strict: bool = False) -> Any:

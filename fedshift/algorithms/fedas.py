@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.fedavg import Extra, FedAvg, Training, whole_pass
-from fedshift.arguments import check_fields
+from fedshift.arguments import check_choices, check_fields
 from fedshift.client.gradients import gradient_trace
 from fedshift.client.local import Local, Trained, context_of
 from fedshift.client.objectives import CrossEntropy
@@ -22,7 +22,7 @@ from fedshift.client.prototypes import (
     head_shape,
 )
 from fedshift.data import ClientData
-from fedshift.errors import InputError, check_name
+from fedshift.errors import InputError
 from fedshift.server.cap import cap_of, capped
 from fedshift.server.combine import Mean
 from fedshift.tree import Params, Parts, map_
@@ -73,7 +73,7 @@ class FedAs(Extra):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_name("match of FedAS", self.match, ("classes", "examples"))
+        check_choices(self)
         if self.align is not None and (self.align.only or self.align.frozen):
             raise InputError(
                 "FedAS aligns the body alone; leave out "

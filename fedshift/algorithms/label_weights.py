@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedshift.algorithms.method import Wrapper, is_elementwise, rows
 from fedshift.algorithms.steps import with_labels
-from fedshift.arguments import check_fields
+from fedshift.arguments import check_choices, check_fields
 from fedshift.data import ClientData, Plan
-from fedshift.errors import InputError, check_name
+from fedshift.errors import InputError
 from fedshift.real import described
 from fedshift.server.label_weights import check_reached, node_ratios, ratios
 from fedshift.server.weights import check_target
@@ -50,7 +50,7 @@ class LabelWeights(Wrapper):
     def __post_init__(self) -> None:
         check_fields(self)
         check_target(self.target)
-        check_name("ratio of LabelWeights", self.ratio, get_args(Ratio))
+        check_choices(self)
         if not self.clip >= 1.0:
             raise InputError(
                 f"clip must be 1 or more, or inf for none, as weights of examples are 1 in the "

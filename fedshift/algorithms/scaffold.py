@@ -9,12 +9,12 @@ from typing import Literal
 from torch import Tensor
 
 from fedshift.algorithms.fedavg import Extra, FedAvg, Training, one_phase, whole_pass
-from fedshift.arguments import check_fields
+from fedshift.arguments import check_choices
 from fedshift.client.gradients import pass_gradient, travelled_gradient
 from fedshift.client.local import Local, Trained, context_of
 from fedshift.client.oracles import Shift
 from fedshift.data import ClientData
-from fedshift.errors import InputError, check_name
+from fedshift.errors import InputError
 from fedshift.server.cap import cap_of, capped
 from fedshift.server.combine import Mean, total
 from fedshift.server.weights import Uniform
@@ -54,8 +54,7 @@ class Scaffold(Extra):
     option: Option = "II"
 
     def __post_init__(self) -> None:
-        check_name("SCAFFOLD option", self.option, ("I", "II"))
-        check_fields(self)
+        check_choices(self)
 
     def check(self, host: FedAvg) -> None:
         local = one_phase(host, "a SCAFFOLD control belongs to one local phase")

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fedshift.algorithms.method import LabelRules, Method, Wrapper
 from fedshift.algorithms.opinions import Opinions, answers, cast, logits_of
-from fedshift.arguments import check_fields, check_positive, check_whole
+from fedshift.arguments import check_choices, check_fields, check_positive, check_whole
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.oracles import slope
 from fedshift.data import Examples, first_not_finite, plan_phase
-from fedshift.errors import DivergedError, InputError, check_name
+from fedshift.errors import DivergedError, InputError
 from fedshift.model import Model
 from fedshift.outputs import check_columns, dry_logits
 from fedshift.seeds import generator
@@ -160,22 +160,11 @@ class CentralTuning(Wrapper):
     def __post_init__(self) -> None:
         _check_inputs(self.inputs)
         check_fields(self)
-        for what, value, allowed in (
-            ("loss of central tuning", self.loss, ("mse", "pairwise", "kl")),
-            ("optimizer of central tuning", self.optimizer, ("adam", "sgd")),
-            ("part to tune", self.part, ("head", "all")),
-            ("labels to tune over", self.over, ("all", "union")),
-            ("moments of central tuning", self.moments, ("new", "kept")),
-            ("weights of central tuning", self.weights, ("round", "confidence")),
-            ("temperature of central tuning", self.temperature, ("none", "fitted")),
-            ("stop of central tuning", self.stop, ("steps", "held-out")),
-        ):
-            check_name(what, value, allowed)
         # By the recipes' names, which are what most people give.
-        for name, value, least in (
-            ("tune_steps", self.steps, 0), ("tune_rounds", self.rounds, 0), ("batch", self.batch, 1)
-        ):  # fmt: skip
-            check_whole(name, value, least)
+        check_choices(self, "tune_{}")
+        check_whole("tune_steps", self.steps, 0)
+        check_whole("tune_rounds", self.rounds, 0)
+        check_whole("batch", self.batch, 1)
         check_positive("tune_lr", self.lr)
         if self.loss == "kl" and self.over == "union":
             raise InputError(
