@@ -46,8 +46,7 @@ def comparison(folders: Sequence[Path]) -> list[dict[str, Any]]:
     return [
         {
             "method": whole["method"],
-            # Folders of earlier versions have no corrected accuracy.
-            **{key: whole["final"].get(key) for key in measured},
+            **{key: whole["final"][key] for key in measured},
             "form": (whole.get("corrected") or {}).get("form"),
             **{key: whole["final"][key] for key in others if whole.get("kind") == "regression"},
             **{key: whole[key] for key in weights},

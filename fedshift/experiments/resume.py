@@ -23,8 +23,8 @@ from fedshift.experiments.folder.run_folder import (
     trained_with,
 )
 from fedshift.experiments.task.preparing import Prepared
-from fedshift.files import is_file, read_object
-from fedshift.record.folder import CHECKPOINTS, CONFIG, LOCK, SUMMARY
+from fedshift.files import is_file
+from fedshift.record.folder import CHECKPOINTS, CONFIG, LOCK, SUMMARY, read_lock
 from fedshift.record.in_use import alone_in
 
 
@@ -55,7 +55,7 @@ def begun_by(folder: Path) -> tuple[str, int | None]:
 
     Raises DataError for a lock.json that is damaged or names no backend.
     """
-    name = last_of(trained_with(read_object(folder / LOCK)))
+    name = last_of(trained_with(read_lock(folder)))
     try:
         way = Way.parse(name)
         return check_name(way.name), way.processes or None
@@ -64,11 +64,10 @@ def begun_by(folder: Path) -> tuple[str, int | None]:
 
 
 # Keys of lock.json whose values must not have changed since the run began, and their meaning.
-NAMES = "names_sha256"
 SUMS = {
     "data_sha256": "data",
     "split_sha256": "clients' examples",
-    NAMES: "names of clients and classes",
+    "names_sha256": "names of clients and classes",
 }
 
 
@@ -88,10 +87,9 @@ def reopened(
         check_links(folder)
         # Changed data would mix two experiments, so they end the run. Other versions of packages
         # only change last digits: `_changes` says so and the run goes on.
-        then, now = read_object(folder / LOCK), lock(config, prepared, backend)
+        then, now = read_lock(folder), lock(config, prepared, backend)
         for key, what in SUMS.items():
-            # Runs of earlier versions have no checksum of the names.
-            if then.get(key) != now.get(key) and (key in then or key != NAMES):
+            if then.get(key) != now.get(key):
                 raise DataError(
                     f"{folder}: the {what} are not those with which the run began; start a new run"
                 )

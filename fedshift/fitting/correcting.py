@@ -73,7 +73,7 @@ def _in_model(summary: Summary, mixed: Floats) -> Floats:
 def _of_server(summary: Summary, target: Floats, counts: Floats) -> Correction:
     """The correction of the server's model, calibrated if the run was; counts: clients' [M, K]."""
     done = summary.corrected
-    if done is None:  # an earlier version, or clients that serve models of their own
+    if done is None:  # clients that serve models of their own
         rows = counts / np.maximum(counts.sum(1, keepdims=True), 1.0)
         return prior_shift(target, _in_model(summary, np.array(summary.weights) @ rows))
     if done.calibrator_bias is None or done.prior is None:

@@ -31,6 +31,8 @@ from fedshift.record.rounds import (
 )
 from fedshift.record.summary import Summary, parsed
 
+# What lock.json says of a run folder; any other belongs to another version.
+FORMAT = 1
 CONFIG, LOCK, EVENTS = "config.resolved.toml", "lock.json", "events.jsonl"
 METRICS, SERVED, CLIENTS = "metrics.csv", "served.csv", "clients.csv"
 CONFUSION, CORRECTED = "confusion.csv", "corrected.csv"
@@ -56,7 +58,7 @@ class RunResult:
     served     the rows of served.csv
     seconds    the duration of each round; {} if events.jsonl is missing or damaged
     fit        fit.json of a run of `fedshift.fit`
-    confusion  {} in folders of older versions
+    confusion  {} where it is not counted
     dropped    by round, the clients that dropped out of it or sent no scores after it
     deployed   deployment.json of a run on real machines
     """
@@ -275,10 +277,27 @@ def _lock(path: Path) -> Mapping[str, Any]:
         raise DataError(f"{path}, line {error.lineno}: {error.msg}; {REDO}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: {shown(str(error), 200)}; {REDO}") from error
-    # Any keys will do: the report shows what there is, and versions write different ones.
+    # Any other keys will do: the report shows what there is.
     if not isinstance(lock, dict):
         raise DataError(f"{path}: an object of versions is needed; {REDO}")
+    check_format(path, lock)
     return lock
+
+
+def read_lock(folder: Path) -> dict[str, Any]:
+    """A folder's lock.json. Raises DataError where it is missing, damaged or of another format."""
+    lock = read_object(folder / LOCK)
+    check_format(folder / LOCK, lock)
+    return lock
+
+
+def check_format(path: Path, lock: Mapping[str, Any]) -> None:
+    """Raise DataError for a lock.json of another format than this version's."""
+    if lock.get("format") != FORMAT:
+        raise DataError(
+            f'{path}: its "format" is {shown(str(lock.get("format")))}, and this version of '
+            f"fedshift reads {FORMAT}: run the experiment again"
+        )
 
 
 def _text(path: Path) -> str:

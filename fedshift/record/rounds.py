@@ -32,7 +32,7 @@ Measured = Annotated[float, BeforeValidator(_number)]
 class Metrics:
     """The measurements after one evaluated round. Accuracies are fractions, losses are in nats.
 
-    Fields with a default are missing in rows of earlier versions.
+    Fields with a default may be missing.
 
     target_*             on test examples that follow T (macro F1: see `Score`)
     estimated_accuracy   sum_y T(y) recall(y) from the clients' validation counts, with its

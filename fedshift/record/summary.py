@@ -1,7 +1,7 @@
 """summary.json: the schema by which it is written, read and checked.
 
-Fields are in the order of the file. Those with a default may be missing in files of earlier
-versions. A number that is not finite is null (NaN) or the text "inf".
+Fields are in the order of the file. Those with a default may be missing. A number that is not
+finite is null (NaN) or the text "inf".
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ class Summary:
     kind           if no classes are predicted: classes are then bins of numbers, or sets of labels
     distance, l1_distance  from the target to the mixture that the run trained on
     cohorts        if rounds draw some of the clients
-    last, serving  if clients serve models of their own; None otherwise, and in early versions
+    last, serving  if clients serve models of their own; None otherwise
     label_sets     for methods with label sets
     differences    if the clients' inputs differ
     importance     for methods that weigh examples
@@ -332,14 +332,6 @@ class Summary:
     missing: dict[str, Whole] | None = None
     selection: Selection | None
     why: tuple[str, ...]
-
-    @property
-    def hull(self) -> float | None:
-        """The distance of the target from the nearest mixture of clients; None if unknown."""
-        if self.hull_distance is not None:
-            return self.hull_distance
-        # Early versions did not write the field. It is the distance of the curve at lambda = 0.
-        return next((p.distance for p in self.curve if p.lam == 0.0), None)
 
 
 def corrected_by(forms: Iterable[str | None]) -> list[str]:

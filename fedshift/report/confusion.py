@@ -26,8 +26,7 @@ def confusion(lines: Sequence[Pool]) -> str:
     parts = []
     if missing:
         why = (
-            "older versions do not count it, nor do runs of more than 1,000 classes, or whose "
-            "clients test at their sites"
+            "runs of more than 1,000 classes, or whose clients test at their sites, do not count it"
         )
         parts.append(note(f"Not in the folders of {', '.join(missing)}: {why}."))
     # The same rows and columns for all lines.

@@ -29,7 +29,7 @@ def results(lines: Sequence[Pool]) -> str:
         alone = all(len(line.runs) == 1 for line in lines)
         rmse, near, *errors = (finite(s.final.others.get(k)) for k in MEASURES)
         estimate = main.estimate if alone else near
-        weights = (s.ess, s.ess_fraction, s.hull, s.l1_distance)
+        weights = (s.ess, s.ess_fraction, s.hull_distance, s.l1_distance)
         rows.append((label, rmse, *errors, estimate, *weights, s.final.round))
     formats = ("", ".4g", ".4g", ".3f", ".4g", ".0f", ".1%", ".4f", ".4f", "d")
     targets = [target_words(run.fit, run.config) for run, _ in runs_of(lines)]

@@ -235,7 +235,7 @@ def _result(run: RunResult, label: str, moved: bool) -> tuple[Cell, ...]:
     se = finite(s.final.estimated_se)
     accuracies = (s.final.target_accuracy, *[s.final.target_accuracy_corrected] * moved)
     final = (*accuracies, s.final.target_macro_f1, s.final.estimated_accuracy, se)
-    ess = (s.ess, s.ess_fraction, s.hull, s.l1_distance, finite(s.lam))
+    ess = (s.ess, s.ess_fraction, s.hull_distance, s.l1_distance, finite(s.lam))
     return (label, *final, *ess, s.final.round)
 
 

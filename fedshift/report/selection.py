@@ -67,19 +67,5 @@ def _tried(c: Candidate) -> tuple[Cell, ...]:
 
 def _best(selection: Selection) -> dict[str, str]:
     """Rule -> the candidate that it picks."""
-    picks = selection.picks
-    # Early versions did not record the picks: they are the candidates of largest accuracy.
-    if picks is None:
-        accuracies = {
-            "estimate": [c.estimated_accuracy for c in selection.candidates],
-            "validation": [c.validation_accuracy for c in selection.candidates],
-            "source": [c.source_accuracy for c in selection.candidates],
-            "oracle": [c.target_accuracy for c in selection.candidates],
-        }
-        picks = {}
-        for rule, values in accuracies.items():
-            measured = [(v, -i) for i, v in enumerate(values) if v is not None]
-            if measured:
-                picks[rule] = selection.candidates[-max(measured)[1]].label
     cheating = {"oracle": "oracle (cheating)"}
-    return {cheating.get(rule, rule): label for rule, label in picks.items()}
+    return {cheating.get(rule, rule): label for rule, label in (selection.picks or {}).items()}

@@ -22,7 +22,16 @@ from fedshift.experiments.config.named_files import with_paths
 from fedshift.experiments.config.schema import Config
 from fedshift.experiments.folder.run_folder import trained_with
 from fedshift.files import is_file, is_folder, write
-from fedshift.record.folder import CHECKPOINTS, CONFIG, CORRECTED, DIVERGED, LOCK, METRICS, SUMMARY
+from fedshift.record.folder import (
+    CHECKPOINTS,
+    CONFIG,
+    CORRECTED,
+    DIVERGED,
+    LOCK,
+    METRICS,
+    SUMMARY,
+    check_format,
+)
 from fedshift.record.in_use import IN_USE
 from fedshift.record.rounds import Metrics, rounds_csv
 from fedshift.record.summary import parsed as parsed_summary
@@ -198,7 +207,7 @@ class Store:
         end = SUMMARY if self.done(run) else DIVERGED
         names = (CONFIG, LOCK, *([METRICS] if metrics else []), end)
         files = {name: self._text(run, name) for name in names}
-        # With this file a table can apply another correction; earlier versions did not write it.
+        # With this file a table can apply another correction; not every run has one.
         record = self.record(run)
         if is_file(self.path(run) / CORRECTED) if record is None else CORRECTED in record.files:
             files[CORRECTED] = self._text(run, CORRECTED)
@@ -257,6 +266,7 @@ class Store:
         lock = self._json(run, LOCK)
         if not isinstance(lock.get("packages", {}), dict):
             raise self.damaged(run, '"packages" is not a JSON object', LOCK)
+        check_format(self.path(run) / LOCK, lock)
         return lock
 
     def _json(self, run: Run, name: str) -> dict[str, Any]:

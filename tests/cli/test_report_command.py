@@ -114,7 +114,7 @@ def test_progress_is_shown_where_reading_takes_long(
 
 def test_the_command_on_the_page_names_file_and_backend(call: Call) -> None:
     folder = write_run(Path("a b"), seed=2)
-    (folder / "lock.json").write_text(json.dumps({"backend": "dense in 4 workers"}))
+    (folder / "lock.json").write_text(json.dumps({"format": 1, "backend": "dense in 4 workers"}))
     call("a b")
     text = "".join(Outline((folder / "report.html").read_text()).text)
     assert "fedshift run 'a b/config.resolved.toml' --backend dense --workers 4" in text

@@ -216,6 +216,10 @@ def test_what_cannot_be_resumed_is_named(tmp_path: Path) -> None:
     [
         (lambda lock: lock | {"data_sha256": "0"}, "the data are not those with which the run"),
         (lambda lock: lock | {"split_sha256": "0"}, "the clients' examples are not those"),
+        (
+            lambda lock: lock | {"format": 2},
+            '"format" is 2, .* reads 1: run',
+        ),
         (lambda lock: "{", "lock.json: damaged"),
         (lambda lock: None, "lock.json: cannot be read: No such file"),
     ],

@@ -53,7 +53,7 @@ def test_every_name_makes_an_engine_and_has_its_words_for_python() -> None:
 
 
 def test_a_run_of_winograd_is_not_taken_up_by_it(tmp_path: Path) -> None:
-    (tmp_path / "lock.json").write_text('{"backend": "winograd in 2 workers"}')
+    (tmp_path / "lock.json").write_text('{"format": 1, "backend": "winograd in 2 workers"}')
     with pytest.raises(DataError, match="use channels-last; name the backend with --backend"):
         begun_by(tmp_path)
 
@@ -234,14 +234,6 @@ def test_a_run_goes_on_by_the_backend_that_began_it_alone(jobs: int, tmp_path: P
     played_rounds, report = played(tmp_path, "dense", jobs)
     assert (played_rounds, report.failures) == ([3, 4], {})
     assert lock(folder)["backend"] == "dense"
-
-
-@pytest.mark.slow
-def test_a_lock_of_before_backends_were_noted_is_the_loops(tmp_path: Path) -> None:
-    folder = interrupted(tmp_path, "loop")
-    old = {k: v for k, v in lock(folder).items() if k != "backend"}
-    (folder / "lock.json").write_text(json.dumps(old))
-    assert played(tmp_path, "loop")[0] == [3, 4]
 
 
 @pytest.mark.slow

@@ -381,7 +381,7 @@ def test_every_command_that_reads_a_file_names_the_line_of_what_it_meets_later(
     run.mkdir()
     resolved = dumps(load_config(Path("t.toml")))
     (run / "config.resolved.toml").write_text(resolved)
-    (run / "lock.json").write_text("{}")
+    (run / "lock.json").write_text('{"format": 1}')
     line = resolved.splitlines().index("target = [1.0]") + 1
     assert answer(capsys, "run", "--resume", "o").startswith(
         f"o/config.resolved.toml:{line}: shift.target has"

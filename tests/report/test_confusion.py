@@ -76,7 +76,7 @@ def test_the_page_has_a_map_and_the_mistakes_over_all_seeds(tmp_path: Path) -> N
     # Control: an older folder among them takes the map away, and a sentence says so.
     (folders[1] / "confusion.csv").unlink()
     text = page([read_run(folder) for folder in folders])
-    assert "Not in the folders of FedPALS: older versions" in "".join(Outline(text).text)
+    assert "Not in the folders of FedPALS: runs of more" in "".join(Outline(text).text)
     assert all("taken for" not in str(d.get("aria-label")) for d in drawings(text))
 
 

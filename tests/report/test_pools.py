@@ -58,7 +58,7 @@ def test_what_differs_in_more_than_the_seed_is_a_line_of_its_own(tmp_path: Path)
 def test_other_data_or_code_are_no_other_seed(tmp_path: Path, of: str) -> None:
     folders = [write_run(tmp_path / f"s{s}", seed=s) for s in range(2)]
     for k, folder in enumerate(folders):
-        (folder / "lock.json").write_text(json.dumps({of: f"{k}"}))
+        (folder / "lock.json").write_text(json.dumps({"format": 1, of: f"{k}"}))
     assert len(pools([read_run(folder) for folder in folders])) == 2
 
 

@@ -11,7 +11,7 @@ from fedshift.csv_counts import read_counts, read_target
 from fedshift.errors import DataError
 from fedshift.record.folder import read_run
 from fedshift.report.figures import save_figures
-from support.report_fixtures import made, write_run
+from support.report_fixtures import write_run
 
 # --------------------------------------------------------------------------- run folder
 
@@ -80,12 +80,6 @@ def test_a_loss_that_diverged_is_missing(tmp_path: Path) -> None:
     assert first.values["train_loss"] is None
     assert first.values["target_loss"] is None
     assert first.values["target_accuracy"] == 0.4375
-
-
-def test_the_hull_distance_is_the_given_one_or_that_of_lambda_zero(tmp_path: Path) -> None:
-    assert made(tmp_path / "a").summary.hull == 0.125
-    given = made(tmp_path / "b", edit=lambda d: d.update(hull_distance=0.0625))
-    assert given.summary.hull == 0.0625
 
 
 # --------------------------------------------------------------------------- counts and targets

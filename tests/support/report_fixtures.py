@@ -36,6 +36,7 @@ def summary(classes: tuple[str, ...], counts: list[list[int]], method: str) -> d
         "ess_fraction": 0.5,
         "distance": 0.3,
         "l1_distance": 0.3125,
+        "hull_distance": 0.125,
         "certified": True,
         "curve": [{"lam": a, "ess_fraction": b, "distance": c, "l1": c} for a, b, c in CURVE],
         "final": {
@@ -106,7 +107,8 @@ def write_run(
     write_csv(
         folder / "metrics.csv", [head, one, [2, 0.5, 0.8125, 0.5, 0.75, 0.0625, 4, 123.0, 0.5]]
     )
-    (folder / "lock.json").write_text(json.dumps({"packages": {"torch": "8.7.6"}, "threads": 2}))
+    lock = {"format": 1, "packages": {"torch": "8.7.6"}, "threads": 2}
+    (folder / "lock.json").write_text(json.dumps(lock))
     config = '[run]\nname = "<trial>"\n' if seed is None else configuration(method, seed)
     (folder / "config.resolved.toml").write_text(config)
     return folder

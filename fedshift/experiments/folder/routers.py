@@ -118,8 +118,6 @@ def _states(path: Path, parts: Parts, clients: int) -> dict[int, Parts]:
             states.setdefault(owners[owner], {})[name] = tree
     if WHO in parts:
         states = {i: states.get(i, {}) for i in took_part(parts, clients, path)}
-    elif not states:  # an older version, which did not record who took part: all did
-        states = {i: {} for i in range(clients)}
     return {i: {"private": {}, "private_buffers": {}} | state for i, state in states.items()}
 
 

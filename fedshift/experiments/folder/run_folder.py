@@ -42,6 +42,7 @@ from fedshift.record.folder import (
     CONFUSION,
     CORRECTED,
     EVENTS,
+    FORMAT,
     LOCK,
     METRICS,
     MODEL,
@@ -49,6 +50,7 @@ from fedshift.record.folder import (
     ROUTER,
     SERVED,
     SUMMARY,
+    read_lock,
 )
 from fedshift.record.in_use import IN_USE, alone_in
 from fedshift.record.rounds import Client, clients_csv, confusion_csv, corrected_csv, rounds_csv
@@ -217,6 +219,7 @@ def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str,
     clients = prepared.custom.clients
     names = {"names_sha256": _hash(*clients, *prepared.task.classes)} if clients else {}
     return {
+        "format": FORMAT,
         "packages": {
             n: package_version(n) for n in (*PACKAGES, *extra_packages(config.data, config.model))
         },
@@ -233,14 +236,14 @@ def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str,
 
 
 def trained_with(lock: Mapping[str, Any]) -> str:
-    """The backend that a lock.json names; without one, an older version used the loop."""
+    """The backend that a lock.json names, or else the loop."""
     return str(lock.get("backend", "loop"))
 
 
 def trained_before(folder: Path) -> str:
     """The backend in the folder's lock.json; the loop if that file is missing or damaged."""
     with contextlib.suppress(DataError):
-        return trained_with(read_object(folder / LOCK))
+        return trained_with(read_lock(folder))
     return "loop"
 
 
