@@ -112,6 +112,8 @@ class Afl(Extra):
     def __post_init__(self) -> None:
         check_fields(self)
         check_not_negative("gamma", self.gamma)
+        if not self.risk.reads_data():
+            raise InputError(f"risk {self.risk} reads no examples; give a loss, CrossEntropy()")
         # A gap would be a domain without clients, whose loss is never measured.
         numbers = set(self.domains or (0,))
         if numbers != set(range(len(numbers))):

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.client.mixing import Mix, leading, mixed, top
 from fedshift.client.objectives import CrossEntropy, Term, View
@@ -85,19 +84,6 @@ def test_w_really_moves(layers: Any, mlp: Model) -> None:
     assert max_difference(learn(mlp, Mix(lr=STILL), ones, plan_of(40)), ones) == 0
 
 
-def test_one_different_entry_is_enough_not_to_skip(setting: Setting, federated: Any) -> None:
-    """Two changes that cancel in their sum are a change all the same."""
-    algorithm = recipes.fedala(setting)
-    job = one_job(algorithm, federated())
-    mine = {k: v.clone() for k, v in job.state["personal"].items()}
-    first = next(iter(mine))
-    mine[first].view(-1)[0] += 1.0
-    mine[first].view(-1)[1] -= 1.0
-    changed = algorithm.client_update(job.message, job.state | {"personal": mine}, *job[3:5])[1]
-    assert bool(changed["history"]["mixed"])
-    assert "history" not in algorithm.client_update(*job[1:5])[1]
-
-
 def test_w_of_zero_keeps_the_local_top(setting: Setting, mlp: Model) -> None:
     """A learning rate of 0 shows where training starts: local above, global below."""
     federation = double(make_federation(mlp))
@@ -116,29 +102,6 @@ def test_w_of_zero_keeps_the_local_top(setting: Setting, mlp: Model) -> None:
             whose = expected if name.startswith("head.") else theirs
             assert torch.equal(v, whose[name]), name
     assert max_difference(mine, theirs) > 0.1
-
-
-class Towered(nn.Module):
-    """A classifier that is followed by another branch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.LayerNorm(3))
-        self.head = nn.Linear(3, 2)
-        self.router = nn.Linear(3, 5)
-        self.scale = nn.Parameter(torch.ones(1))
-
-
-def test_layers_are_counted_from_the_classifier(mlp: Model) -> None:
-    """Modules that hold parameters, not tensors, which the authors' layer_idx counts."""
-    assert top(mlp, 1, ("head.",)) == ("head.weight", "head.bias")
-    assert top(mlp, 2, ("head.",))[:2] == ("body.1.weight", "body.1.bias")
-    model = Model(Towered())
-    assert top(model, 1, ("head.",)) == ("head.weight", "head.bias")
-    assert top(model, 2, ("head.",))[0] == "body.2.weight"
-    assert top(model, 1, ("fc.",)) == ("router.weight", "router.bias")
-    assert not any(name.startswith("router") for name in top(model, "all", ("head.",)))
-    assert "scale" in top(model, "all", ("head.",))
 
 
 def test_buffers_are_the_received_ones(normed: Model) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,14 +20,13 @@ from fedshift.algorithms.weighing import (
     centred,
     compare_log_weights,
     rounds_for_all,
-    unweighed,
 )
 from fedshift.client.importance import NegativeLogDensity, bounded
 from fedshift.client.local import plan_all
 from fedshift.client.schedules import Cosine
 from fedshift.data import ClientData, client_data
 from fedshift.engine.run import Federation, Round, draw_cohort, start
-from fedshift.errors import InputError, NeedlessWarning, TrainingError
+from fedshift.errors import InputError, TrainingError
 from fedshift.models.made import Made, MixtureMade
 from fedshift.recipes import Setting
 from fedshift.tree import Parts, add, stack
@@ -368,39 +366,6 @@ def test_so_do_those_of_other_cohorts(clients: int, drawn: int) -> None:
     rounds = rounds_for_all(1, clients - drawn, drawn / clients)
     assert share_complete(clients, drawn, rounds) > 0.93
     assert share_complete(clients, drawn, rounds // 2) < 0.9
-
-
-def warnings_of(method: Any, federation: Any, cohort: int | None = None) -> tuple[list[str], int]:
-    """The warnings of clients that are left out, and how many are."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", NeedlessWarning)
-        last = weighed(method, federation, cohort)
-    texts = [text for one in caught if "weighing round" in (text := str(one.message))]
-    return texts, len(unweighed(last.server["importance"]))
-
-
-def test_python_is_warned_once_at_the_end_of_weighing(inputs: Setting, federated: Any) -> None:
-    """It is silent with the number of rounds that it names, with all clients, and in a control."""
-    clients, federation = len(SIZES), federated()
-
-    def method(rounds: int, **more: Any) -> Any:
-        return direct(inputs, density_rounds=1, weighing_rounds=rounds, **more)
-
-    (text,), left = warnings_of(method(2), federation, 2)
-    needed = rounds_for_all(2, left, 2 / clients)
-    assert text.startswith(f"{left} of {clients} clients were in no weighing round, and all")
-    assert f"give weighing_rounds = {needed}, so that all are drawn in 95 % of runs" in text
-    assert text.endswith(f"and {needed - 2} more rounds to the run")
-    assert warnings_of(method(needed), federation, 2) == ([], 0)
-    assert warnings_of(method(1), federation) == ([], 0)
-    texts, left = warnings_of(method(1, estimator="equal"), federation, 2)
-    assert (texts, left) == ([], clients - 2)
-
-
-def test_clients_without_examples_have_none_to_weigh() -> None:
-    n = torch.tensor([5.0, 0.0, 7.0], dtype=torch.float64)
-    assert unweighed({"n": n, "ess": torch.tensor([4.0, 0.0, 0.0])}) == [2]
-    assert unweighed({"n": n, "ess": torch.tensor([4.0, 0.0, 1.0])}) == []
 
 
 # ------------------------------------------------------------------ slope

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from fedshift import recipes
-from fedshift.client.local import Gradient, gradient_of
-from fedshift.client.objectives import CrossEntropy, View
+from fedshift.client.objectives import View
 from fedshift.client.origin import ClientEntropy
 from fedshift.data import ClientData
 from fedshift.model import Model
-from fedshift.recipes import Setting
 from fedshift.router.route import Router
-from fedshift.router.score import ClientHead, posterior
+from fedshift.router.score import ClientHead
 from fedshift.tree import Params, split
 from support.by_hand import final, max_difference
 from support.comparing import whole
@@ -76,25 +71,6 @@ def test_lam_1_is_fedper_off_the_router(model: Model, decay: float) -> None:
 
 
 # ---------------------------------------------------------------------------------- the objective
-
-
-def test_everybody_present_is_the_plain_softmax(model: Model) -> None:
-    """Bit for bit, gradients included; and it is not with one client absent."""
-    data, (params, _) = make_clients()[4], model.init()
-
-    def plain(view: View) -> Tensor:
-        client = torch.full((len(view.batch.y),), 4)
-        loss = F.cross_entropy(view.out["client_logits"], client, reduction="none")
-        return (loss * view.batch.w).sum() / view.batch.size
-
-    def gradient(term: Any, present: list[int]) -> Gradient:
-        context = view_of(model, data, present).context
-        return gradient_of(model, term, {}, {}, whole(data), context)(params)
-
-    one, two = gradient(ClientEntropy(), list(range(N))), gradient(plain, [])
-    assert torch.equal(one.loss, two.loss)
-    assert max_difference(one.grad, two.grad) == 0
-    assert max_difference(one.grad, gradient(ClientEntropy(), [0, 2, 3, 4, 5]).grad) > 1e-3
 
 
 def test_absent_rows_stay(model: Model) -> None:
@@ -179,23 +155,4 @@ def test_a_shared_head_makes_routing_a_no_op(model: Model) -> None:
     assert float(differ.abs().max()) > 1e-2
 
 
-def test_without_a_client_the_odds_stay() -> None:
-    z = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
-    sizes = torch.tensor([30.0, 10, 40, 20])
-    full, less = posterior(z, sizes), posterior(z, torch.tensor([30.0, 0, 40, 20]))
-    assert bool((less[:, 1] == 0).all())
-    odds, left = full[:, [0, 2, 3]] / full[:, [0]], less[:, [0, 2, 3]] / less[:, [0]]
-    assert torch.allclose(odds, left, rtol=1e-12, atol=0)
-    assert not torch.allclose(full[:, [0, 2, 3]], less[:, [0, 2, 3]], rtol=1e-3, atol=0)
-
-
 # ----------------------------------------------------------------------------------------- refusals
-
-
-def test_the_recipe_is_the_expression_it_says(setting: Setting) -> None:
-    algorithm = recipes.feddrm(setting)
-    assert algorithm.objective == 0.8 * CrossEntropy() + (1 - 0.8) * ClientEntropy()
-    assert algorithm.share.private == setting.head
-    assert recipes.feddrm(setting, lam=1) == recipes.fedper(setting)
-    assert recipes.feddrm_shared_head(setting, lam=1) == recipes.fedavg(setting)
-    assert not recipes.feddrm_shared_head(setting).share.private

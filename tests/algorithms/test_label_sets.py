@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
-from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.labelsets import LabelSets, Mode
 from fedshift.client.local import Local, plan_all
@@ -19,14 +18,12 @@ from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.data import ClientData, client_data, register
 from fedshift.engine.backends import Job
 from fedshift.engine.run import Federation, Round, first_state, run, start
-from fedshift.errors import InputError, TrainingError
+from fedshift.errors import TrainingError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
-from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Sgd
-from fedshift.server.rows import slot_table
 from fedshift.tree import Parts, flatten, size_in_bytes
 from support.by_hand import final, max_difference
 from support.federations import (
@@ -271,19 +268,6 @@ def test_what_travels(setting: Setting, federated: Any) -> None:
     assert size_in_bytes(job(recipes.fedavg(setting), federation, 0).message) == 4 * (body + 55)
 
 
-def test_slots_say_nothing_of_the_order_of_labels() -> None:
-    holds = torch.zeros(400, 6).bool()
-    holds[:, [1, 4]] = True
-    table = slot_table(holds, 4, seed=0)
-    assert all(sorted(row) == [-1, -1, 1, 4] for row in table.tolist())
-    first = [row.index(1) for row in table.tolist()]
-    counts = torch.bincount(torch.tensor(first), minlength=4)
-    assert 60 < int(counts.min()) <= int(counts.max()) < 140
-    assert not torch.equal(table, slot_table(holds, 4, seed=1))
-    with pytest.raises(InputError, match="slots=1 is too few, as client 0 holds 2 labels; give at"):
-        slot_table(holds, 1, seed=0)
-
-
 HEAD = ("head.weight", "head.bias")
 
 
@@ -358,35 +342,6 @@ def test_empty_slots_change_nothing(name: str, setting: Setting, federated: Any)
         assert max_difference(one.server["params"], other.server["params"]) > 1e-4
 
 
-@dataclass(frozen=True)
-class First:
-    """All weight on the cohort's first client."""
-
-    needs = ("n",)
-
-    def __call__(self, table: dict[str, torch.Tensor]) -> torch.Tensor:
-        return torch.eye(len(table["n"]), dtype=torch.float64)[0]
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("mode", ["private", "holders", "public"])
-def test_clients_without_weight_hold_nothing(mode: Any, mlp: Model) -> None:
-    """Its labels count as absent, round after round; none is before the first."""
-    inner = FedAvg(mlp, local=Local(batch=8), combine=Mean(First()))
-    algorithm = LabelSets(Ditto(inner), mode)  # which trains all clients all the same
-    federation = make_federation(mlp)
-    assert not start(algorithm, federation).server["absent"]["now"].any()
-    done = final(algorithm, federation, 3).server
-    absent = federation.table["labels"][0] == 0
-    assert absent.any()
-    assert torch.equal(done["absent"]["now"], absent)
-    assert torch.equal(done["absent"]["rounds"], 3 * absent)
-    for k in HEAD:
-        assert torch.equal(done["params"][k][absent], federation.params[k][absent]) == (
-            mode != "public"
-        )
-
-
 def test_a_client_registered_with_other_labels_is_named(setting: Setting, federated: Any) -> None:
     federation = federated()
     labels = federation.table["labels"].clone()
@@ -394,29 +349,3 @@ def test_a_client_registered_with_other_labels_is_named(setting: Setting, federa
     wrong = replace(federation, table=federation.table | {"labels": labels})
     with pytest.raises(TrainingError, match="client 1 has examples of 3 labels and is regis.* 4;"):
         final(recipes.labelset_fedavg(setting), wrong, 1)
-
-
-def refused(algorithm: Any, federation: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        final(algorithm, federation, 1)
-
-
-class Unbiased(nn.Module):
-    """A classifier that cannot say never."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(FEATURES, 6), nn.Linear(6, CLASSES, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(x).relu())
-
-
-def test_a_head_without_bias_trains_and_does_not_serve() -> None:
-    model = build(Unbiased, seed=1)
-    federation = make_federation(model)
-    algorithm = recipes.labelset_fedavg(Setting(model, TARGET, Local(batch=8)))
-    done = final(algorithm, federation, 1)
-    assert max_difference(done.server["params"], federation.params) > 1e-3
-    with pytest.raises(InputError, match=r"the head \(head\.weight\) has no bias"):
-        algorithm.model_for(done.server, done.states[0])

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fedshift import recipes
 from fedshift.client.decorrelation import Decorrelation
-from fedshift.client.distilling import NotTrueDistillation, VacantDistillation, distilled
+from fedshift.client.distilling import NotTrueDistillation, distilled
 from fedshift.client.local import gradient_of
 from fedshift.client.objectives import (
     Contrastive,
@@ -26,7 +26,6 @@ from fedshift.client.objectives import (
 from fedshift.client.shares import CountAdjusted, CountMargins, LogitSuppression, ShareScaled
 from fedshift.data import Batch, ClientData, client_data, label_counts, register
 from fedshift.engine.run import Federation, run
-from fedshift.errors import InputError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.models.etf import with_etf
@@ -35,7 +34,7 @@ from fedshift.seeds import Seeds, generator
 from fedshift.tree import Params
 from support.by_hand import final, max_difference
 from support.comparing import same, whole
-from support.federations import CLASSES, FEATURES, TARGET, make_clients, make_federation, one_job
+from support.federations import CLASSES, FEATURES, make_clients, make_federation
 
 COUNTS = (7, 0, 2, 0, 4, 1)
 K = len(COUNTS)
@@ -207,18 +206,6 @@ def logits_for(y: Tensor, classes: int, name: str) -> Tensor:
     return 2 * draws
 
 
-def tried(term: Term, counts: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(value, gradient by the logits, logits, those of the model received, labels)."""
-    y = labels_of(counts)
-    z, given = (logits_for(y, len(counts), name) for name in ("now", "received"))
-    data = client_data(given, y, 0)
-    data = data._replace(w=data.w.double())
-    leaf = z.clone().requires_grad_()
-    value = term(view_given(term, data, whole(data), leaf))
-    (grad,) = torch.autograd.grad(value, leaf, allow_unused=False)
-    return value.detach(), grad, z, given, y
-
-
 def view_given(term: Term, data: ClientData, batch: Batch, logits: Tensor) -> View:
     params: Params = {"c": torch.zeros(1, dtype=torch.float64)}
     context = {"anchor": params, "anchor_buffers": {}, **term.remember(params, {}, data)}
@@ -226,15 +213,6 @@ def view_given(term: Term, data: ClientData, batch: Batch, logits: Tensor) -> Vi
 
 
 VACANT = (7, 0, 2, 0, 4, 0)
-
-
-@pytest.mark.parametrize(("counts", "distilled"), [
-    ((3, 3, 3), False), ((3, 3, 0), False), ((3, 0, 0), True),
-])  # fmt: skip
-def test_two_vacant_labels_are_needed(counts: tuple[int, ...], distilled: bool) -> None:
-    value, grad, *_ = tried(VacantDistillation(3), counts)
-    assert bool(value) == distilled
-    assert bool(grad.any()) == distilled
 
 
 def by_the_authors(z: Tensor, y: Tensor, counts: tuple[int, ...]) -> float:
@@ -290,17 +268,6 @@ def features_for(n: int, d: int) -> Tensor:
     mixing = torch.randn(d, d, generator=source, dtype=torch.float64)
     draws = torch.randn(n, d, generator=source, dtype=torch.float64)
     return draws @ mixing * torch.linspace(0.5, 3.0, d) + torch.arange(d)
-
-
-def test_bounds(mlp: Model) -> None:
-    """beta if all features are the same, beta/d if they are uncorrelated."""
-    one = 10 * features_for(12, 1)
-    assert float(value(Decorrelation(0.5), mlp, one.expand(12, 4))) == pytest.approx(0.5, rel=1e-6)
-    apart = torch.linalg.qr(features_for(12, 4) - features_for(12, 4).mean(0))[
-        0
-    ]  # orthogonal, of mean 0
-    assert float(value(Decorrelation(0.5), mlp, apart)) == pytest.approx(0.5 / 4, rel=1e-6)
-    assert float(value(Decorrelation(0.5, "code"), mlp, apart)) == pytest.approx(0, abs=1e-9)
 
 
 def test_padding_and_importances(mlp: Model) -> None:
@@ -389,46 +356,6 @@ def test_the_previous_model_is_the_clients_own_last_one(setting: Setting, federa
     assert never
     fresh = algorithm.init_client(federation.params, {}, federation.clients[min(never)])
     assert max_difference(fresh["previous"], federation.params) == 0
-
-
-def test_features_that_are_zero_or_images_are_no_problem(mlp: Model) -> None:
-    class Fixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(torch.zeros(1))
-
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            z = self.w * x[:, :, None, None]
-            return {"features": z, "logits": z.sum((2, 3))}
-
-    model = Model(Fixed())
-    params, _ = model.init()
-    data = client_data(torch.ones(3, 2), torch.zeros(3).long(), 0)
-    context = {"anchor": params, "anchor_buffers": {}, **Contrastive().remember(params, {}, data)}
-    result = gradient_of(model, Contrastive(), {}, {}, whole(data), context)(params)
-    assert float(result.loss) == pytest.approx(math.log(2))
-    assert torch.isfinite(result.grad["w"]).all()
-
-
-class Plain(nn.Module):
-    """A network that returns logits only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(x)  # type: ignore[no-any-return]
-
-
-def test_a_model_without_features_is_refused() -> None:
-    model = build(Plain, seed=0)
-    algorithm = recipes.moon(Setting(model, TARGET))
-    message = r"\"features\", and th.* model returns \['logits'\]; let its forward return"
-    with pytest.raises(InputError, match=message):
-        algorithm.client_update(*one_job(algorithm, make_federation(model))[1:5])
-    with pytest.raises(InputError, match=message):  # before round 1
-        run(algorithm, make_federation(model), 1)
 
 
 @pytest.fixture

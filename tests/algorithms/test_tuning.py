@@ -300,24 +300,6 @@ def test_kept_moments_do_not_move_absent_labels(mode: Any, options: Any, mlp: Mo
             assert moved == [False, True, True, False, True]
 
 
-@pytest.mark.slow
-def test_later_rounds_are_the_inner_methods(setting: Setting, federated: Any) -> None:
-    """rounds = 2: two rounds as without a limit; the third trains on, and tunes no more."""
-    plain, federation = recipes.labelset_scaffold(setting), federated()
-    limited, always = (tuned(plain, loss="kl", rounds=r) for r in (2, 0))
-    for t in (1, 2):
-        assert same(limited, always, federation, t) == 0
-    assert same(limited, always, federation, 3) > 1e-4
-    second, third = (final(limited, federation, t).server for t in (2, 3))
-    assert max_difference(second["tuning"], third["tuning"]) == 0
-    assert limited.at(2) == limited
-    assert limited.at(3) == replace(limited, steps=0, rounds=0)
-    everyone = torch.arange(len(federation.clients))
-    after = final(limited, federation, 2)
-    by_hand = play_round(plain, federation, after.server, after.states, everyone, 3)
-    assert max_difference(by_hand.server["params"], third["params"]) == 0
-
-
 LABELLED = Examples(drawn(30, FEATURES, seed=6), torch.arange(30) % 3 + 1)
 
 
@@ -376,17 +358,3 @@ def test_optima_over_the_union_are_those_of_present_labels(mlp: Model) -> None:
     assert torch.equal(
         accuracy["few", "union"][[0, 3]], accuracy["few", "all"][[0, 3]]
     )  # KL: no union
-
-
-def test_without_steps_weights_and_temperature_change_the_optima(mlp: Model) -> None:
-    """Therefore they are not refused there."""
-    federation = make_federation(mlp, make_clients(sizes=(30, 40, 20)))
-    setting = Setting(mlp, TARGET, Local(lr=0.3, epochs=4, batch=8))
-    labelled = Examples(drawn(300, FEATURES, seed=6), torch.arange(300) % CLASSES)
-    only = tuned(recipes.labelset_fedavg(setting), loss="kl", steps=0, labelled=labelled)
-    usual = final(only, federation, 1).server["tuning"]["accuracy"]
-    variants: tuple[dict[str, Any], ...] = ({"weights": "confidence"}, {"temperature": "fitted"})
-    for options in variants:
-        accuracy = final(replace(only, **options), federation, 1).server["tuning"]["accuracy"]
-        assert accuracy[0] == usual[0]
-        assert not torch.equal(accuracy, usual)
