@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedshift.algorithms.fedavg import Extra, FedAvg, Training
 from fedshift.algorithms.method import rows
-from fedshift.arguments import check_fields, check_not_negative, check_positive
+from fedshift.arguments import NotNegative, check_positive
 from fedshift.client.local import Local, context_of
 from fedshift.client.objectives import CrossEntropy, Term, View
 from fedshift.data import ClientData, Plan, take
@@ -104,14 +104,13 @@ class Afl(Extra):
     Its message has the (empty) part "idle", and it measures the loss without training.
     """
 
-    gamma: float = 0.1
+    gamma: NotNegative = 0.1
     domains: tuple[int, ...] | None = None
     whole: bool = False
     risk: Term = CrossEntropy()
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_not_negative("gamma", self.gamma)
+        super().__post_init__()
         if not self.risk.reads_data():
             raise InputError(f"risk {self.risk} reads no examples; give a loss, CrossEntropy()")
         # A gap would be a domain without clients, whose loss is never measured.

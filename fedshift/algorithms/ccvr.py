@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.method import Method, Wrapper
-from fedshift.arguments import check_fields, check_positive
+from fedshift.arguments import Positive, check_fields
 from fedshift.client.local import Local
 from fedshift.client.prototypes import check_features, class_products, head_shape
 from fedshift.data import ClientData, Plan
@@ -53,12 +53,11 @@ class Ccvr(Wrapper):
     after: int
     shares: tuple[float, ...]
     virtual: int = 500
-    ridge: float = 1e-3
+    ridge: Positive = 1e-3
     head: tuple[str, ...] = ("head.",)
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_positive("CCVR's ridge", self.ridge)
         if self.after < 0 or self.virtual < 1:
             raise InputError(
                 f"CCVR after {self.after} rounds with {self.virtual} virtual features of a label; "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.method import Method, Wrapper, numbered
-from fedshift.arguments import check_fields, check_not_negative
+from fedshift.arguments import NotNegative, check_fields
 from fedshift.client.local import Local, context_of, train_phases
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.client.origin import check_personal
@@ -39,13 +39,12 @@ class Ditto(Wrapper):
     """
 
     inner: Method
-    lam: float = 1.0
+    lam: NotNegative = 1.0
     personal: Local | tuple[Local, ...] = Local()
     objective: Term = CrossEntropy()
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_not_negative("Ditto lam", self.lam)
         check_personal(self.objective)
         if not self.inner.moves_server():
             name = type(self.inner).__name__

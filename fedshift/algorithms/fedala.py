@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedshift.algorithms.fedavg import Extra, FedAvg, Training, whole_pass
-from fedshift.arguments import check_fields
 from fedshift.client.local import Local, Trained, context_of
 from fedshift.client.mixing import Mix, leading, mixed, top
 from fedshift.data import ClientData
@@ -41,9 +40,6 @@ class FedAla(Extra):
 
     mix: Mix | None = Mix()
     head: tuple[str, ...] = ("head.",)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def check(self, host: FedAvg) -> None:
         if host.share.private:

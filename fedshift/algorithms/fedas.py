@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.fedavg import Extra, FedAvg, Training, whole_pass
-from fedshift.arguments import check_choices, check_fields
 from fedshift.client.gradients import gradient_trace
 from fedshift.client.local import Local, Trained, context_of
 from fedshift.client.objectives import CrossEntropy
@@ -72,8 +71,7 @@ class FedAs(Extra):
     first: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_choices(self)
+        super().__post_init__()
         if self.align is not None and (self.align.only or self.align.frozen):
             raise InputError(
                 "FedAS aligns the body alone; leave out "

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedshift.algorithms.method import Method, numbered, rows
 from fedshift.algorithms.steps import averaged, fold, heard, revealed, server_state, update_of
-from fedshift.arguments import check_fields
+from fedshift.arguments import check_choices, check_fields
 from fedshift.client.local import Local, Oracle, Trained, train_locally
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.sharing import Share
@@ -52,8 +52,12 @@ class Extra:
     """What a method does beside FedAvg: hooks that add to what `FedAvg` does; by default nothing.
 
     `host` is the `FedAvg` that has the extra. Hooks are pure, as all of `Method`. Parts that a hook
-    returns replace those of the same name.
+    returns replace those of the same name. Fields are checked by their annotations when it is made.
     """
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_choices(self)
 
     def check(self, host: FedAvg) -> None:
         """Raise InputError for a host whose fields do not fit."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedshift.algorithms.fedavg import Extra, FedAvg, Training
-from fedshift.arguments import check_fields, check_positive
+from fedshift.arguments import Positive
 from fedshift.client.local import Trained
 from fedshift.client.objectives import Proximal
 from fedshift.client.oracles import Shift
@@ -38,11 +38,7 @@ class FedDyn(Extra):
     and the host has `combine=Mean(Uniform())`.
     """
 
-    alpha: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_positive("FedDyn alpha", self.alpha)
+    alpha: Positive = 0.1
 
     def check(self, host: FedAvg) -> None:
         if host.combine != Mean(Uniform()) or host.share.private:

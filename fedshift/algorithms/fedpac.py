@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedshift.algorithms.fedavg import Extra, FedAvg, Training
-from fedshift.arguments import check_fields, check_not_negative
+from fedshift.arguments import NotNegative
 from fedshift.client.local import Local, Trained
 from fedshift.client.prototypes import (
     Moments,
@@ -59,12 +59,8 @@ class FedPac(Extra):
     """
 
     head: tuple[str, ...] = ("head.",)
-    lam: float = 1.0
+    lam: NotNegative = 1.0
     collaborate: bool = True
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_not_negative("FedPAC lam", self.lam)
 
     def check(self, host: FedAvg) -> None:
         if host.share.private:

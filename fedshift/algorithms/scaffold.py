@@ -9,7 +9,6 @@ from typing import Literal
 from torch import Tensor
 
 from fedshift.algorithms.fedavg import Extra, FedAvg, Training, one_phase, whole_pass
-from fedshift.arguments import check_choices
 from fedshift.client.gradients import pass_gradient, travelled_gradient
 from fedshift.client.local import Local, Trained, context_of
 from fedshift.client.oracles import Shift
@@ -52,9 +51,6 @@ class Scaffold(Extra):
     """
 
     option: Option = "II"
-
-    def __post_init__(self) -> None:
-        check_choices(self)
 
     def check(self, host: FedAvg) -> None:
         local = one_phase(host, "a SCAFFOLD control belongs to one local phase")
