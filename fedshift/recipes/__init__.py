@@ -61,21 +61,27 @@ _TRAITS: dict[str, Traits] = {name: vars(make)["traits"] for name, make in _MADE
 
 def _checked(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
     """The recipe, with its setting and options checked before it uses them."""
-    hints = get_type_hints(make)
+    hints = get_type_hints(make, include_extras=True)
 
     @functools.wraps(make)
     def checked(setting: Setting, **options: Any) -> Algorithm:
         cure = "give Setting(model, target), target being the label shares"
         check_kind(f"the setting of {make.__name__}", setting, Setting, cure)
         for name in options.keys() & hints.keys():
-            options[name] = settled(
-                f"{make.__name__} {name}", options[name], hints[name], strict=True
-            )
+            kind, *notes = _parts(hints[name])
+            options[name] = settled(f"{make.__name__} {name}", options[name], kind, strict=True)
+            for check in filter(callable, notes):
+                check(name, options[name])
         return make(setting, **options)
 
     # pickle looks the function up by module and name, and here the name means `checked`.
     checked.__module__ = __name__
     return checked
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    """An option's type, and what its annotation says beside: a meaning, checks of its range."""
+    return (hint.__origin__, *hint.__metadata__) if get_origin(hint) is Annotated else (hint,)
 
 
 # In this module alone: recipes that build on one another call the plain functions.
@@ -108,8 +114,12 @@ class Recipe:
     @property
     def meanings(self) -> dict[str, str]:
         """Option -> what it is, for names of options that are something else in other methods."""
-        hints = {name: option.annotation for name, option in self.options.items()}
-        return {k: h.__metadata__[0] for k, h in hints.items() if get_origin(h) is Annotated}
+        return {
+            name: note
+            for name, option in self.options.items()
+            for note in _parts(option.annotation)[1:]
+            if isinstance(note, str)
+        }
 
 
 def recipe(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> Recipe:

@@ -17,7 +17,7 @@ from fedshift.client.sharing import Share
 from fedshift.errors import InputError, check_name
 from fedshift.recipes import one_model, personal
 from fedshift.recipes.setting import Setting, divided
-from fedshift.recipes.traits import ProximalMu, Traits, method
+from fedshift.recipes.traits import Count, ProximalMu, Traits, method
 from fedshift.server.confree import ConFree, Dual, PairwiseProjection, Scope
 
 # Methods that ConFREE can be combined with; its authors name FedRep, FedALA and FedPAC, and more.
@@ -100,7 +100,7 @@ def fedala_drm_repo(setting: Setting) -> FedAvg:
 def fedas(
     setting: Setting,
     *,
-    align_epochs: int = 1,
+    align_epochs: Count = 1,
     align_lr: float = 0.01,
     align_batch: int = 16,
     align_first: bool = False,
@@ -113,8 +113,6 @@ def fedas(
     align_first aligns from a client's first round on, as the authors' code does; needs a model that
     returns "features".
     """
-    if align_epochs < 0:
-        raise InputError(f"align_epochs must be 0 or more, got {align_epochs}")
     # Alignment and training must run on the same kind of numbers.
     kind = setting.local.precision
     align = Local(align_lr, align_epochs, align_batch, precision=kind) if align_epochs else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from fedshift.algorithms.feddisk import LOCAL, FedDisk
 from fedshift.client.importance import Classified, Direct, Equal, Known, Ratio
@@ -15,11 +15,20 @@ from fedshift.model import Model, build
 from fedshift.models.made import Discriminator, Made, MixtureMade, Ordering
 from fedshift.recipes import one_model
 from fedshift.recipes.setting import Setting
-from fedshift.recipes.traits import ContrastiveMu, Temperature, Traits, method
+from fedshift.recipes.traits import ContrastiveMu, Some, Temperature, Traits, method
 from fedshift.seeds import key
 
 Estimator = Literal["direct", "classifier", "true", "equal"]
 Density = Literal["auto", "bernoulli", "mixture"]
+
+
+def check_widths(name: str, given: tuple[int, ...]) -> None:
+    """Raise InputError for a layer of no units."""
+    if not all(v >= 1 for v in given):
+        raise InputError(f"{name} must be widths of 1 or more, such as (500,); got {given}")
+
+
+Widths = Annotated[tuple[int, ...], check_widths]
 
 LR = 1e-3  # of Adam, for densities
 RATIO_EPOCHS = 10
@@ -122,18 +131,6 @@ def _check_idle(estimator: Estimator, **options: object) -> None:
             )
 
 
-def _check_counts(hidden: tuple[int, ...], **counts: int) -> None:
-    """Raise InputError, naming the option, for counts and widths below 1."""
-    for name, v in counts.items():
-        if v < 1:
-            raise InputError(f"{name} must be a whole number of 1 or more, got {v!r}")
-    if not all(v >= 1 for v in hidden):
-        raise InputError(
-            "hidden must be widths of layers, whole numbers of 1 or more, such as (500,); "
-            f"got {hidden!r}"
-        )
-
-
 def _check_rounds_left(setting: Setting, before: int) -> None:
     """Raise InputError if the setting's rounds leave none to train in."""
     if setting.rounds is not None and setting.rounds <= before:
@@ -149,13 +146,13 @@ def feddisk(
     setting: Setting,
     *,
     estimator: Estimator = "direct",
-    density_rounds: int = 20,
-    density_epochs: int = 1,
-    weighing_rounds: int = 1,
-    hidden: tuple[int, ...] = (500,),
+    density_rounds: Some = 20,
+    density_epochs: Some = 1,
+    weighing_rounds: Some = 1,
+    hidden: Widths = (500,),
     ordering: Ordering = "natural",
     density: Density = "auto",
-    ratio_epochs: int = RATIO_EPOCHS,
+    ratio_epochs: Some = RATIO_EPOCHS,
     temper: float = 1.0,
     most: float = MOST,
     least_ess: float = LEAST_ESS,
@@ -173,13 +170,6 @@ def feddisk(
     [low, high]; ratios are raised to temper; a client whose weights are worth less than the share
     useful of its examples keeps weights of 1; mu > 0 trains by MOON.
     """
-    _check_counts(
-        hidden,
-        density_rounds=density_rounds,
-        density_epochs=density_epochs,
-        weighing_rounds=weighing_rounds,
-        ratio_epochs=ratio_epochs,
-    )
     _check_idle(
         estimator, temper=temper, ratio_epochs=ratio_epochs, density_epochs=density_epochs,
         ordering=ordering, most=most, least_ess=least_ess, useful=useful,
@@ -211,9 +201,9 @@ def feddisk(
 def made(
     setting: Setting,
     *,
-    density_rounds: int = 20,
-    weighing_rounds: int = 1,
-    hidden: tuple[int, ...] = (500,),
+    density_rounds: Some = 20,
+    weighing_rounds: Some = 1,
+    hidden: Widths = (500,),
     least_ess: float = LEAST_ESS,
     low: float = LOW,
     high: float = HIGH,

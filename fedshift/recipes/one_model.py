@@ -40,8 +40,6 @@ from fedshift.server.weights import Uniform
 
 def _objective(mu: float) -> Term:
     """Cross-entropy, with the proximal term unless mu is 0."""
-    if mu < 0:
-        raise InputError(f"mu must be 0 or more, got {mu}")
     # Left out, not multiplied by 0: the objective is then FedAvg's, bit for bit.
     return CrossEntropy() + Proximal(mu) if mu else CrossEntropy()
 
@@ -63,9 +61,7 @@ def fedprox(setting: Setting, *, mu: ProximalMu = 0.01) -> FedAvg:
     Reference: Li et al. 2020, "Federated optimization in heterogeneous networks", Algorithm 2.
     Note: squared norm as in the paper; mu = 0 is FedAvg bit for bit.
     """
-    return FedAvg(
-        setting.model, objective=_objective(mu), local=setting.local, server=setting.server
-    )
+    return replace(fedavg(setting), objective=_objective(mu))
 
 
 @method(Traits("FedPALS", auto_ess=True, fixes_weights=True, example={"ess": 0.5}))
@@ -168,8 +164,6 @@ def moon(setting: Setting, *, mu: ContrastiveMu = 1.0, tau: Temperature = 0.5) -
     Reference: Li, He and Song 2021, "Model-contrastive federated learning", arXiv 2103.16257.
     Note: needs a model that returns "features"; mu = 0 is FedAvg bit for bit.
     """
-    if not 0.0 <= mu < float("inf"):
-        raise InputError(f"MOON's mu must be a number of 0 or more (0 is FedAvg), got {mu}")
     plain = fedavg(setting)
     return replace(plain, objective=CrossEntropy() + Contrastive(mu, tau)) if mu else plain
 

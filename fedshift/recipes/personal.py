@@ -16,9 +16,9 @@ from fedshift.errors import InputError, check_name, nearest
 from fedshift.model import Model
 from fedshift.recipes import one_model
 from fedshift.recipes.setting import Setting, SettingError, counted, divided
-from fedshift.recipes.traits import PersonalLam, ProximalMu, Traits, method
+from fedshift.recipes.traits import Count, PersonalLam, ProximalMu, Traits, method
 
-LastRounds = Annotated[int, "the last rounds, in which clients tune alone"]
+LastRounds = Annotated[Count, "the last rounds, in which clients tune alone"]
 TunePart = Annotated[Literal["head", "body", "full"], "what clients tune in the last rounds"]
 
 
@@ -34,8 +34,6 @@ def local_only(setting: Setting) -> LocalOnly:
 
 def _tuned(setting: Setting, inner: Algorithm, tune_rounds: int, tune: Local) -> Algorithm:
     """`inner`, with fine-tuning in the last `tune_rounds` of the setting's rounds."""
-    if tune_rounds < 0:
-        raise InputError(f"tune_rounds must be 0 or more, got {tune_rounds}")
     if not tune_rounds:
         return inner  # bit for bit: not even the state of fine-tuning is added
     if setting.rounds is None:
@@ -169,7 +167,7 @@ def _check_only(setting: Setting) -> None:
 
 
 @method()
-def fedrep(setting: Setting, *, head_epochs: int = 10) -> FedAvg:
+def fedrep(setting: Setting, *, head_epochs: Count = 10) -> FedAvg:
     """FedAvg on the body; each client first fits its own head to the body received.
 
     Reference: Collins et al. 2021, "Exploiting shared representations for personalized federated
@@ -178,8 +176,6 @@ def fedrep(setting: Setting, *, head_epochs: int = 10) -> FedAvg:
     head_epochs = 0 is FedBABU's body training bit for bit.
     """
     body = _body_only(setting, setting.local)
-    if head_epochs < 0:
-        raise InputError(f"head_epochs must be 0 or more, got {head_epochs}")
     if not head_epochs:
         return replace(fedper(setting), local=body)
     # steps=None: a phase has epochs or steps, not both.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.origin import ClientEntropy
 from fedshift.client.sharing import Share
-from fedshift.errors import InputError
+from fedshift.recipes.one_model import fedavg
 from fedshift.recipes.personal import head_of, layers_of
 from fedshift.recipes.setting import Setting, SettingError
 from fedshift.recipes.traits import ClassLam, Traits, method
@@ -14,10 +16,6 @@ from fedshift.recipes.traits import ClassLam, Traits, method
 
 def _objective(lam: float) -> Term:
     """lam class entropy + (1 - lam) client entropy; a term of weight 0 is left out."""
-    if not 0.0 <= lam <= 1.0:
-        raise InputError(
-            f"lam must be in [0, 1], got {lam}; it weighs the class loss, 1 - lam the client loss"
-        )
     # A term of weight 0 would still ask the server for the cohort and the model for a router.
     if lam == 1.0:
         return CrossEntropy()
@@ -40,13 +38,7 @@ def feddrm(setting: Setting, *, lam: ClassLam = 0.8) -> FedAvg:
             "; name it by head=(...), or use feddrm_shared_head, which shares it: "
             f"{layers_of(setting.model)}",
         )
-    return FedAvg(
-        setting.model,
-        objective=_objective(lam),
-        local=setting.local,
-        share=Share(private=head_of(setting)),
-        server=setting.server,
-    )
+    return replace(feddrm_shared_head(setting, lam=lam), share=Share(head_of(setting)))
 
 
 @method(Traits(page="feddrm", router=True))
@@ -56,6 +48,4 @@ def feddrm_shared_head(setting: Setting, *, lam: ClassLam = 0.8) -> FedAvg:
     Reference: Wang et al. 2026, arXiv 2509.23049, Section 2.2 (covariate shift).
     Note: every client then serves the same classifier, so routing cannot change an answer.
     """
-    return FedAvg(
-        setting.model, objective=_objective(lam), local=setting.local, server=setting.server
-    )
+    return replace(fedavg(setting), objective=_objective(lam))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fedshift.algorithms.ccvr import Ccvr
 from fedshift.algorithms.fedavg import FedAvg
+from fedshift.arguments import NotNegative
 from fedshift.client.decorrelation import Decorrelation, Scale
 from fedshift.client.distilling import NotTrueDistillation, VacantDistillation
 from fedshift.client.objectives import CrossEntropy, Term
@@ -23,11 +24,6 @@ from fedshift.recipes.traits import (
 )
 from fedshift.server.combine import Mean
 from fedshift.server.discrepancy import Disco, Distance
-
-
-def _check_strength(name: str, value: float, nought: str = "FedAvg") -> None:
-    if not 0.0 <= value < float("inf"):
-        raise InputError(f"{name} must be a number of 0 or more (0 is {nought}), got {value}")
 
 
 @method(Traits("FedDisco", fixes_weights=True))
@@ -123,7 +119,6 @@ def fedntd(setting: Setting, *, beta: NotTrueBeta = 1.0, tau: NotTrueTau = 1.0) 
     federated learning" (FedNTD), arXiv 2106.03097.
     Note: one more forward pass per step; beta = 0 is FedAvg bit for bit.
     """
-    _check_strength("FedNTD's beta", beta)
     plain = fedavg(setting)
     if not beta:
         return plain
@@ -139,7 +134,6 @@ def feddecorr(setting: Setting, *, beta: DecorrelationBeta = 0.1, scale: Scale =
     Note: needs a model that returns "features"; scale "code" is the authors' code's, nearly a
     batch's size times larger; beta = 0 is FedAvg bit for bit.
     """
-    _check_strength("FedDecorr's beta", beta)
     plain = fedavg(setting)
     if not beta:
         return plain
@@ -147,7 +141,9 @@ def feddecorr(setting: Setting, *, beta: DecorrelationBeta = 0.1, scale: Scale =
 
 
 @method(Traits("FedVLS", even=True))
-def fedvls(setting: Setting, *, distill: float = 0.1, suppress: float = 0.005) -> FedAvg:
+def fedvls(
+    setting: Setting, *, distill: NotNegative = 0.1, suppress: NotNegative = 0.005
+) -> FedAvg:
     """FedAvg whose clients keep the server's view of labels that they lack, and quieten the others.
 
     Reference: Guo et al. 2025, "Exploring vacant classes in label-skewed federated learning"
@@ -156,8 +152,6 @@ def fedvls(setting: Setting, *, distill: float = 0.1, suppress: float = 0.005) -
     distillation over absent labels, and a penalty on logits of labels that are not an example's;
     one more forward pass per step. A strength of 0 leaves its term out.
     """
-    _check_strength("FedVLS's distill", distill, "without distillation")
-    _check_strength("FedVLS's suppress", suppress, "without suppression")
     classes = len(setting.target)
     # Next to nothing: absent labels take no part in it, and are distilled instead.
     objective: Term = CountAdjusted(classes, least=1e-6)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
+from fedshift.arguments import NotNegative, check_whole
+from fedshift.errors import InputError
 from fedshift.sketch import sketched
 
 
@@ -63,16 +66,27 @@ def method(traits: Traits = Traits()) -> Callable[[Make], Make]:
     return mark
 
 
+def check_share(name: str, given: float) -> None:
+    """Raise InputError unless it is in [0, 1]."""
+    if not 0.0 <= given <= 1.0:
+        raise InputError(f"{name} must be in [0, 1], got {given}")
+
+
+# A whole number of 0 or more, and of 1 or more.
+Count = Annotated[int, partial(check_whole, least=0)]
+Some = Annotated[int, partial(check_whole, least=1)]
 # Options of one name that mean different things in different methods say what they mean: an
 # experiment file's value is never carried over to another meaning.
-ProximalMu = Annotated[float, "the pull towards the model received"]
-ContrastiveMu = Annotated[float, "the strength of the contrastive term"]
+ProximalMu = Annotated[NotNegative, "the pull towards the model received"]
+ContrastiveMu = Annotated[NotNegative, "the strength of the contrastive term"]
 Temperature = Annotated[float, "the temperature of the contrastive term"]
 ServerTau = Annotated[float, "the smallest divisor of the server's step"]
-PersonalLam = Annotated[float, "the pull of the personal model to the model received"]
+PersonalLam = Annotated[
+    float, "the pull of the personal model to the model received", check_not_negative
+]
 SizeLam = Annotated[float | None, "how much sample size counts against the match of the labels"]
-ClassLam = Annotated[float, "the weight of the class loss"]
-NotTrueBeta = Annotated[float, "the strength of the distillation"]
+ClassLam = Annotated[float, "the weight of the class loss", check_share]
+NotTrueBeta = Annotated[NotNegative, "the strength of the distillation"]
 NotTrueTau = Annotated[float, "the temperature of the distillation"]
-DecorrelationBeta = Annotated[float, "the strength of the decorrelation"]
+DecorrelationBeta = Annotated[NotNegative, "the strength of the decorrelation"]
 MarginTau = Annotated[float, "the size of the margins"]

@@ -45,7 +45,7 @@ def part(name: str, **changes: Any) -> Callable[[Setting], Any]:
 NAN = float("nan")
 ROWS: list[tuple[Callable[[Setting], Any], tuple[str, ...]]] = [
     (options("fedprox", mu=-1.0), ("mu", "-1")),
-    (options("moon", mu=-1.0), ("mu", "-1", "FedAvg")),
+    (options("moon", mu=-1.0), ("mu", "-1")),
     (options("fedntd", beta=-0.5), ("beta", "-0.5")),
     (options("fedntd", beta=NAN), ("beta", "nan")),
     (options("feddecorr", beta=-0.1), ("beta", "-0.1")),
