@@ -81,9 +81,7 @@ ProximalMu = Annotated[NotNegative, "the pull towards the model received"]
 ContrastiveMu = Annotated[NotNegative, "the strength of the contrastive term"]
 Temperature = Annotated[float, "the temperature of the contrastive term"]
 ServerTau = Annotated[float, "the smallest divisor of the server's step"]
-PersonalLam = Annotated[
-    float, "the pull of the personal model to the model received", check_not_negative
-]
+PersonalLam = Annotated[NotNegative, "the pull of the personal model to the model received"]
 SizeLam = Annotated[float | None, "how much sample size counts against the match of the labels"]
 ClassLam = Annotated[float, "the weight of the class loss", check_share]
 NotTrueBeta = Annotated[NotNegative, "the strength of the distillation"]
