@@ -96,7 +96,14 @@ def check_not_negative(name: str, given: float) -> None:
         raise InputError(f"{name} must be 0 or more, got {given}")
 
 
+def check_counted(name: str, given: int | None) -> None:
+    """Raise InputError unless it is 1 or more, or None."""
+    if given is not None and given < 1:
+        raise InputError(f"{name} must be at least 1, got {given}")
+
+
 # Annotations of a dataclass's fields, whose ranges `check_fields` checks.
+Counted = Annotated[int, check_counted]
 Positive = Annotated[float, check_positive]
 NotNegative = Annotated[float, check_not_negative]
 

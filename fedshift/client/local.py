@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from fedshift.arguments import NotNegative, check_fields, check_number
+from fedshift.arguments import Counted, NotNegative, check_counted, check_fields, check_number
 from fedshift.client.descent import Adam, HeavyBall
 from fedshift.client.objectives import Term
 from fedshift.client.oracles import GradFn as GradFn
@@ -21,7 +20,7 @@ from fedshift.client.oracles import gradient_of as gradient_of
 from fedshift.client.sharing import check_prefixes
 from fedshift.client.trainer import Trained as Trained
 from fedshift.client.trainer import trainer
-from fedshift.data import Batch, ClientData, Plan, batches, plan_phase
+from fedshift.data import ClientData, Plan, batches, plan_phase
 from fedshift.errors import FedshiftError, InputError, UnfitError, check_name
 from fedshift.model import Model
 from fedshift.seeds import generator
@@ -57,9 +56,9 @@ class Local:
     """
 
     lr: float | Schedule = 0.1
-    epochs: int | None = None
-    batch: int = 32
-    steps: int | None = None
+    epochs: Annotated[int | None, check_counted] = None
+    batch: Counted = 32
+    steps: Annotated[int | None, check_counted] = None
     momentum: float = 0.0
     decay: NotNegative = 0.0
     only: tuple[str, ...] = ()
@@ -78,9 +77,6 @@ class Local:
                 f"give epochs or steps, not both, got epochs={self.epochs}, steps={self.steps}; "
                 "set the other to None"
             )
-        for name, v in (("epochs", self.epochs), ("steps", self.steps), ("batch", self.batch)):
-            if v is not None and v < 1:
-                raise InputError(f"{name} must be at least 1, got {v}")
         if not callable(self.lr) and not 0.0 < self.lr < float("inf"):
             raise InputError(f"lr must be a positive number, got {self.lr}")
         if not 0.0 <= self.momentum < 1.0:
@@ -125,6 +121,12 @@ class Local:
             steps=self.steps,
         )
 
+    def leaves_one(self, n: Tensor) -> Tensor:
+        """Whether a client of n [M] examples trains on a batch of one, [M] bool."""
+        one = (n % self.batch == 1) | ((n > 0) & (self.batch == 1))
+        # With steps, the rest of an epoch comes after its full batches.
+        return one if self.steps is None else one & (self.steps * self.batch >= n)
+
     def parts(self, model: Model, params: Params) -> tuple[Params, Params]:
         """(parameters that this phase trains, all others, which include `model.fixed`)."""
         moving = model.trainable(params)
@@ -154,7 +156,7 @@ class Local:
             # applied, after SAM or clipping.
             for wrap in (*self.oracles, *extra):
                 oracle = wrap(oracle)
-            grad, after, loss = _take_step(oracle, moving, batch, data, plan)
+            grad, after, loss = oracle(moving)
             if self.decay:
                 grad = map_(lambda g, p: g + self.decay * p, grad, moving)
             moved, then = descent(moving, grad, moments, plan.lr)
@@ -192,32 +194,6 @@ def check_padding(model: Model, plan: Plan) -> None:
             "BatchNorm would see the padding of clients with batches of different sizes; give "
             "`steps` and a batch size that divides every client's examples, or do not stack"
         )
-
-
-def _take_step(oracle: GradFn, at: Params, batch: Batch, data: ClientData, plan: Plan) -> Gradient:
-    """The gradient at a point. If BatchNorm refuses a batch of one example, the error says why."""
-    try:
-        return oracle(at)
-    except ValueError as e:
-        # BatchNorm's own message does not mention clients or batch sizes. Recognise it by its text,
-        # since torch has no error class for it, and pass any other error on.
-        if len(batch.x) != 1 or "more than 1 value" not in str(e):
-            raise
-        n, size = int((data.w != 0).sum()), plan.rows.shape[1]
-        raise InputError(
-            f"Expected more than 1 value per channel in training: client {int(data.id)} has "
-            f"n = {n} examples, of which a batch size of {size} leaves one, and "
-            f"BatchNorm cannot normalise that. {_without_remainder(n, size)}, or use "
-            "GroupNorm in the network"
-        ) from e
-
-
-def _without_remainder(n: int, size: int) -> str:
-    """Advice for n examples that leave a batch of one: the nearest batch size that does not."""
-    if n == 1:
-        return "Leave this client out"
-    near = (b for far in count(1) for b in (size + far, size - far) if b > 1)
-    return f"Use another batch size, such as {next(b for b in near if n % b != 1)}"
 
 
 def _where(live: Tensor, new: Params, old: Params) -> Params:

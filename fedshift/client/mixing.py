@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.arguments import Positive, called, check_fields
+from fedshift.arguments import Counted, Positive, called, check_fields
 from fedshift.client.objectives import Term
 from fedshift.client.oracles import gradient_of
 from fedshift.data import ClientData, Plan, take
@@ -92,16 +92,13 @@ class Mix:
     layers: Layers = 1
     share: float = 0.8
     threshold: Positive = 0.1
-    window: int = 10
-    cap: int = 50
+    window: Counted = 10
+    cap: Counted = 50
 
     def __post_init__(self) -> None:
         check_fields(self)
         if not 0.0 < self.share <= 1.0:
             raise InputError(f"FedALA's share of examples must be in (0, 1], got {self.share}")
-        for name, v in (("window", self.window), ("cap", self.cap)):
-            if v < 1:
-                raise InputError(f"FedALA's {name} must be at least 1, got {v}")
         if isinstance(self.layers, str) and self.layers != "all":
             raise InputError(
                 f'FedALA layers must be a whole number or "all", got {called(self.layers)}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedshift.arguments import Positive, check_fields
+from fedshift.arguments import Counted, Positive, check_fields
 from fedshift.errors import InputError
 
 
@@ -20,12 +20,10 @@ class Cosine:
     """
 
     lr: Positive
-    rounds: int
+    rounds: Counted
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.rounds < 1:
-            raise InputError(f"Cosine rounds must be at least 1, got {self.rounds}")
 
     def __call__(self, t: int) -> float:
         if not 1 <= t <= self.rounds:

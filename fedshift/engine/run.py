@@ -23,6 +23,7 @@ from fedshift.engine.preflight.arguments import (
     check_sizes,
 )
 from fedshift.engine.preflight.method import (
+    check_batches,
     check_features,
     check_router,
     check_schedule,
@@ -205,6 +206,7 @@ def run(
     check_model(algorithm.model, federation)
     check_router(algorithm, federation, cohort)
     check_training(algorithm, federation.params, rounds)
+    check_batches(algorithm, federation)
     current = start(algorithm, federation)
     check_features(algorithm, federation)
     check_terms(algorithm, federation)

@@ -14,7 +14,7 @@ from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.local import Local
 from fedshift.client.sharing import Share
 from fedshift.data import ClientData, client_data
-from fedshift.errors import TrainingError
+from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.server.combine import Mean
@@ -205,5 +205,5 @@ def test_private_parts_never_leave(normed: Model) -> None:
 def test_a_client_that_cannot_train_is_named(normed: Model) -> None:
     """BatchNorm refuses a batch of one; the message says which client had it."""
     federation = make_federation(normed, make_clients(sizes=(16, 9)))
-    with pytest.raises(TrainingError, match="client 1 failed: Expected more than 1 value"):
+    with pytest.raises(InputError, match="client 1 has n = 9 examples"):
         final(FedAvg(normed, local=Local(batch=8)), federation, 1)

@@ -100,6 +100,33 @@ def check_training(algorithm: Algorithm, params: Params, rounds: int) -> None:
             phase.check(model, initial)
 
 
+def check_batches(algorithm: Algorithm, federation: Federation) -> None:
+    """Raise InputError for a client with a batch of one example, where BatchNorm takes none."""
+    stage, n = algorithm.at(1), federation.table.get("n")
+    model, data = ask(stage, Capabilities.trained_model), first_with_examples(federation)
+    if model is None or not model.mixes or data is None or n is None:
+        return
+    alone = [(p.batch, i) for p in stage.phases().values() for i in p.leaves_one(n).nonzero()[:, 0]]
+    if not alone:
+        return
+    first = (federation.params, federation.buffers) if model is algorithm.model else model.init()
+    try:
+        model.train(*first, data.x[:1])
+    except ValueError as e:
+        # Recognise it by its text, since torch has no error class for it.
+        if "more than 1 value" not in str(e):
+            raise
+        size, client = alone[0]
+        count = int(n[client])
+        sizes = (b for far in range(1, 2 + size) for b in (size + far, size - far) if b > 1)
+        other = next((b for b in sizes if count % b != 1), None)
+        cure = f"use another batch size, such as {other}" if other else "leave this client out"
+        raise InputError(
+            f"client {int(client)} has n = {count} examples, of which a batch size of {size} "
+            f"leaves one, and BatchNorm cannot normalise that: {cure}, or use GroupNorm"
+        ) from e
+
+
 def check_schedule(algorithm: Algorithm, first: int, last: int) -> None:
     """Raise the error of a schedule that ends early or falls below 0; now, not after days."""
     previous: Algorithm | None = None
