@@ -18,9 +18,12 @@ class Descent(Protocol):
         """The state before the first step."""
 
     def __call__(
-        self, params: Params, grad: Params, state: Parts, lr: Tensor
+        self, params: Params, grad: Params, state: Parts, lr: Tensor, *, in_place: bool = False
     ) -> tuple[Params, Parts]:
-        """(parameters, state) after one step along `grad` with learning rate lr [], float64."""
+        """(parameters, state) after one step along `grad` with learning rate lr [], float64.
+
+        in_place: `params` may be overwritten, because nothing else refers to them.
+        """
 
 
 @dataclass(frozen=True)
@@ -33,14 +36,15 @@ class HeavyBall:
         return {"velocity": zeros(params)} if self.momentum else {}
 
     def __call__(
-        self, params: Params, grad: Params, state: Parts, lr: Tensor
+        self, params: Params, grad: Params, state: Parts, lr: Tensor, *, in_place: bool = False
     ) -> tuple[Params, Parts]:
         v = grad
         if self.momentum:
             v = map_(lambda old, g: self.momentum * old + g, state["velocity"], grad)
         # lr stays a tensor: within vmap it differs between clients and cannot become a number.
-        rates = {kind: lr.to(kind) for kind in {p.dtype for p in params.values()}}
-        moved = map_(lambda p, u: torch.addcmul(p, u, rates[p.dtype], value=-1.0), params, v)
+        # In place, a model's memory stays in the processor's cache from step to step.
+        step = Tensor.addcmul_ if in_place else Tensor.addcmul
+        moved = map_(lambda p, u: step(p, u, lr.to(p.dtype), value=-1.0), params, v)
         return moved, {"velocity": v} if self.momentum else {}
 
 
@@ -64,7 +68,7 @@ class Adam:
         return {"first": zeros(params), "second": zeros(params), "count": {"steps": steps}}
 
     def __call__(
-        self, params: Params, grad: Params, state: Parts, lr: Tensor
+        self, params: Params, grad: Params, state: Parts, lr: Tensor, *, in_place: bool = False
     ) -> tuple[Params, Parts]:
         k = state["count"]["steps"] + 1.0
         first = map_(lambda m, g: torch.lerp(m, g, 1.0 - self.beta1), state["first"], grad)

@@ -22,6 +22,7 @@ from fedshift.client.trainer import Trained as Trained
 from fedshift.client.trainer import trainer
 from fedshift.data import ClientData, Plan, batches, plan_phase
 from fedshift.errors import FedshiftError, InputError, UnfitError, check_name
+from fedshift.kernels.torch_private import within_vmap
 from fedshift.model import Model
 from fedshift.seeds import generator
 from fedshift.tree import Params, Parts, map_, split
@@ -150,6 +151,7 @@ class Local:
             self.check(model, params)  # always raises here; its message names the settings
         descent = Adam() if self.optimizer == "adam" else HeavyBall(self.momentum)
         moments, losses = descent.start(moving), list[Tensor]()
+        stacked = plan.sizes is None or within_vmap(data.y)
         for s, batch in enumerate(batches(data, plan)):
             oracle = gradient_of(model, objective, frozen, buffers, batch, context, self.precision)
             # The method's wrappers are outermost: a control shift must correct the gradient that is
@@ -159,7 +161,9 @@ class Local:
             grad, after, loss = oracle(moving)
             if self.decay:
                 grad = map_(lambda g, p: g + self.decay * p, grad, moving)
-            moved, then = descent(moving, grad, moments, plan.lr)
+            # The first step must not write into the caller's parameters.
+            own = s > 0 and not stacked
+            moved, then = descent(moving, grad, moments, plan.lr, in_place=own)
             if plan.sizes is None:  # of stacked clients: this step may be padding for some
                 live = plan.weight[s].sum() > 0
                 moved, after = _where(live, moved, moving), _where(live, after, buffers)
