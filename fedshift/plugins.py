@@ -1,4 +1,4 @@
-"""Plugins: commands and data sets that packages beside the core register as entry points."""
+"""Plugins: commands, data sets and methods that other packages register as entry points."""
 
 from __future__ import annotations
 
@@ -10,12 +10,26 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
     from types import UnionType
 
-COMMANDS, DATASETS = "fedshift.commands", "fedshift.datasets"
+COMMANDS, DATASETS, METHODS = "fedshift.commands", "fedshift.datasets", "fedshift.methods"
 # The entry points of the packages beside the core, which it does not import. They are also in
 # pyproject.toml, but a source tree may run beside installed metadata of another version.
 PACKAGED = {
     COMMANDS: {"reproduce": "fedshift_papers.cli:app", "deploy": "fedshift_deploy.cli:app"},
     DATASETS: {"papers": "fedshift_papers.datasets.catalogue:ENTRIES"},
+    METHODS: {
+        name: f"fedshift_papers.recipes:{name}"
+        for name in (
+            "confree_drm_repo",
+            "ditto_drm_repo",
+            "fedala_drm_repo",
+            "fedas_drm_repo",
+            "fedavg_uniform",
+            "fedbabu_drm_repo",
+            "fedpac_drm_repo",
+            "fedrep_drm_repo",
+            "moon_uniform",
+        )
+    },
 }
 
 

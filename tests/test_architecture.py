@@ -119,7 +119,8 @@ def test_the_engine_imports_the_protocol_alone() -> None:
 USES = {
     "fedshift_papers": {"cli", "datasets", "experiments", "record", "report", "sweeps", "shifts"}
     | {"__version__", "arguments", "csv_counts", "errors", "files", "recipes", "seeds", "sketch"}
-    | {"algorithms.weighing", "client.importance", "client.local", "engine.backend_names"}
+    | {"algorithms.base", "algorithms.fedavg", "algorithms.weighing", "client.importance"}
+    | {"client.local", "engine.backend_names", "server.confree"}
     | {"engine.run", "server.pals"},
     "fedshift_deploy": {"cli", "experiments", "flower", "record", "tasks"}
     | {"arguments", "data", "datasets.base", "errors", "files", "holdout", "recipes", "tree"}

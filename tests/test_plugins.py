@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedshift import datasets
+from fedshift import datasets, recipes
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.task.preparing import prepare
@@ -144,6 +144,19 @@ def test_a_broken_package_is_named_and_leaves_other_commands_alone(
     assert "No module named 'no_such_module'" in error
     assert "update or uninstall stranger" in error
     assert code_of(monkeypatch, "methods", "fedavg") == 0
+
+
+def test_packages_add_methods_but_replace_none(install: Install) -> None:
+    source = "def mine(setting, *, mu=0.1): ...\nfedprox = mine\nodd = 3"
+    entries = (
+        "mine = stranger_plugin:mine\nfedprox = stranger_plugin:mine\nodd = stranger_plugin:odd"
+    )
+    install(source, "fedshift.methods", entries)
+    assert list(recipes.recipe("mine").options) == ["mu"]
+    assert recipes.recipe("fedprox").summary
+    assert "mine" not in {one.name for one in recipes.recipes()}
+    with pytest.raises(InputError, match='registers "odd" as fedshift.methods, but .* no method'):
+        recipes.recipe("odd")
 
 
 @pytest.mark.few(1)

@@ -1,8 +1,9 @@
 """Every named method: one function from a setting to an algorithm.
 
 This package is the registry: a method is a function that `method` marks, with what is special of
-it. Its name is the function's name, its options are the keyword arguments, and its docstring's
-first line, "Reference" and "Note" are what `fedshift methods` prints. Nothing registers itself.
+it; other packages register theirs by entry points, and no listing shows those. Its name
+is the function's name, its options are the keyword arguments, and its docstring's
+first line, "Reference" and "Note" are what `fedshift methods` prints.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import check_kind, settled
-from fedshift.errors import InputError, check_name
+from fedshift.errors import InputError, unknown
+from fedshift.plugins import METHODS, loaded, registered
 from fedshift.recipes import (
     collaborating,
     density,
@@ -89,6 +91,25 @@ for _name, _make in _MADE.items():
     globals()[_name] = _checked(_make)
 
 
+@functools.cache
+def _registered(name: str) -> Callable[..., Algorithm] | None:
+    """The method of this name that another package registers (`fedshift.plugins`), or None."""
+    point = registered(METHODS).get(name)
+    return None if point is None else _checked(loaded(point, FunctionType, "method"))
+
+
+def __getattr__(name: str) -> Callable[..., Algorithm]:
+    make = None if name.startswith("_") else _registered(name)
+    if make is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return make
+
+
+def is_method(name: str) -> bool:
+    """Whether a method has this name: one of the library, or of a package that registers it."""
+    return name in __all__ or _registered(name) is not None
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A recipe as a value: its name, summary, reference, note, options and traits."""
@@ -132,8 +153,9 @@ def recipe(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> Reci
     >>> list(recipe("moon", {"weights": "fedpals"}).options)
     ['mu', 'tau', 'weights', 'lam', 'ess', 'cap', 'fidelity']
     """
-    check_name("method", name, __all__)
-    plain = _of_the_library(name, globals()[name])
+    if not is_method(name):
+        raise unknown("method", name, __all__)
+    plain = _of_the_library(name, globals().get(name) or __getattr__(name))
     # Of its own, since a caller may change it.
     plain = replace(plain, options=dict(plain.options))
     weights = options.get("weights")
@@ -217,7 +239,8 @@ def _of_the_library(name: str, make: Callable[..., Algorithm]) -> Recipe:
 
 def traits_of(name: str) -> Traits:
     """What is special about a method of this name; nothing about one that is no recipe."""
-    return _TRAITS.get(name, Traits())
+    made = None if name in _TRAITS else _registered(name)
+    return _TRAITS.get(name, Traits() if made is None else vars(made).get("traits", Traits()))
 
 
 def recipes() -> tuple[Recipe, ...]:

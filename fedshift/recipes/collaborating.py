@@ -12,13 +12,12 @@ from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.fedpac import FedPac
 from fedshift.client.local import Local
 from fedshift.client.mixing import Layers, Mix
-from fedshift.client.objectives import CrossEntropy, Proximal
 from fedshift.client.sharing import Share
 from fedshift.errors import InputError, check_name
 from fedshift.recipes import one_model, personal
-from fedshift.recipes.setting import Setting, divided
-from fedshift.recipes.traits import Count, ProximalMu, Traits, method
-from fedshift.server.confree import ConFree, Dual, PairwiseProjection, Scope
+from fedshift.recipes.setting import Setting
+from fedshift.recipes.traits import Count, Traits, method
+from fedshift.server.confree import ConFree, Dual, Scope
 
 # Methods that ConFREE can be combined with; its authors name FedRep, FedALA and FedPAC, and more.
 Host = Literal["fedrep", "fedper", "fedala", "fedpac", "fedavg"]
@@ -51,19 +50,6 @@ def fedpac(
 
 
 @method()
-def fedpac_drm_repo(setting: Setting, *, mu: ProximalMu = 0.01) -> FedAvg:
-    """FedRep with a pull of the body towards the body received: not FedPAC.
-
-    Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedpac.py.
-    Note: what the rows "FedPAC" of their tables report: no prototypes, no mixing of heads; half of
-    the steps for each phase; mu = 0 is fedrep_drm_repo bit for bit.
-    """
-    plain = personal.halved(setting, "fedpac_drm_repo")
-    pulled = CrossEntropy() + Proximal(mu, free=setting.head) if mu else CrossEntropy()
-    return replace(plain, objective=pulled)
-
-
-@method()
 def fedala(
     setting: Setting,
     *,
@@ -81,19 +67,6 @@ def fedala(
     """
     mix = Mix(mix_lr, layers, share, threshold)
     return replace(one_model.fedavg(setting), extras=(FedAla(mix, setting.head),))
-
-
-@method()
-def fedala_drm_repo(setting: Setting) -> FedAvg:
-    """FedAvg with half of the steps, served before it is averaged: not FedALA.
-
-    Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedala.py.
-    Note: what the rows "FedALA" of their tables report. The other half of the steps is meant for
-    the mixing weights, but these get no gradient there and stay at 1.
-    """
-    # The first half would train mixing weights that get no gradient; no steps are spent on it.
-    _, train = divided(setting, "fedala_drm_repo", 2)
-    return replace(one_model.fedavg(replace(setting, local=train)), extras=(FedAla(None),))
 
 
 @method(Traits(fixes_weights=True))
@@ -117,20 +90,6 @@ def fedas(
     kind = setting.local.precision
     align = Local(align_lr, align_epochs, align_batch, precision=kind) if align_epochs else None
     return replace(personal.fedper(setting), extras=(FedAs(align, first=align_first),))
-
-
-@method()
-def fedas_drm_repo(setting: Setting) -> FedAvg:
-    """FedPer with a fifth of the steps spent on matching the last local model's features.
-
-    Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedas.py.
-    Note: of 10 steps, 2 match features example by example (the "trunk" of a network that returns
-    one) and 8 train body and head, from a client's first round on; weights by size, no Fisher
-    traces.
-    """
-    align, train = divided(setting, "fedas_drm_repo", 5)
-    extra = FedAs(align, "examples", fisher=False, first=True)
-    return replace(personal.fedper(replace(setting, local=train)), extras=(extra,))
 
 
 @method(Traits(fixes_weights=True))
@@ -171,13 +130,3 @@ def _hosts(setting: Setting, head_epochs: int) -> dict[Host, Callable[[], FedAvg
         "fedpac": lambda: fedpac(setting, head_epochs=head_epochs),
         "fedavg": lambda: one_model.fedavg(setting),
     }
-
-
-@method(Traits(fixes_weights=True))
-def confree_drm_repo(setting: Setting) -> FedAvg:
-    """FedRep with pairwise projections of the clients' changes, weighted by size.
-
-    Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/confree.py.
-    Note: projections only, of the whole change at once; half of the steps for each phase.
-    """
-    return replace(personal.halved(setting, "confree_drm_repo"), combine=PairwiseProjection())

@@ -17,6 +17,8 @@ from fedshift.recipes import one_model
 from fedshift.recipes.setting import Setting
 from fedshift.recipes.traits import ContrastiveMu, Some, Temperature, Traits, method
 from fedshift.seeds import key
+from fedshift.server.combine import Mean
+from fedshift.server.weights import Uniform
 
 Estimator = Literal["direct", "classifier", "true", "equal"]
 Density = Literal["auto", "bernoulli", "mixture"]
@@ -226,4 +228,4 @@ def made(
         low=low,
         high=high,
     )
-    return replace(disk, inner=one_model.fedavg_uniform(setting))
+    return replace(disk, inner=replace(one_model.fedavg(setting), combine=Mean(Uniform())))

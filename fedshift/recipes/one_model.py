@@ -168,26 +168,6 @@ def moon(setting: Setting, *, mu: ContrastiveMu = 1.0, tau: Temperature = 0.5) -
     return replace(plain, objective=CrossEntropy() + Contrastive(mu, tau)) if mu else plain
 
 
-@method(Traits(page="fedavg", fixes_weights=True))
-def fedavg_uniform(setting: Setting) -> FedAvg:
-    """FedAvg that averages clients' models uniformly, whatever their sizes.
-
-    Reference: FedAvg as the MADE/MOON report on EMNIST-Digits states it.
-    Note: with clients of one size it is fedavg.
-    """
-    return replace(fedavg(setting), combine=Mean(Uniform()))
-
-
-@method(Traits(page="moon", fixes_weights=True))
-def moon_uniform(setting: Setting, *, mu: ContrastiveMu = 1.0, tau: Temperature = 0.5) -> FedAvg:
-    """MOON that averages clients' models uniformly, whatever their sizes.
-
-    Reference: the MADE/MOON report on EMNIST-Digits, after Li, He and Song 2021, arXiv 2103.16257.
-    Note: the weights are chosen: as in the report's FedAvg; MOON's authors weigh by size.
-    """
-    return replace(moon(setting, mu=mu, tau=tau), combine=Mean(Uniform()))
-
-
 @method(Traits(page="fedopt"))
 def fedavgm(setting: Setting, *, momentum: float = 0.9) -> FedAvg:
     """FedAvg with momentum on the server.

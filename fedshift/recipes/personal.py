@@ -15,7 +15,7 @@ from fedshift.client.sharing import Share
 from fedshift.errors import InputError, check_name, nearest
 from fedshift.model import Model
 from fedshift.recipes import one_model
-from fedshift.recipes.setting import Setting, SettingError, counted, divided
+from fedshift.recipes.setting import Setting, SettingError
 from fedshift.recipes.traits import Count, PersonalLam, ProximalMu, Traits, method
 
 LastRounds = Annotated[Count, "the last rounds, in which clients tune alone"]
@@ -92,17 +92,6 @@ def ditto(setting: Setting, *, lam: PersonalLam = 1.0) -> Ditto:
     Note: both models train as long as the setting says; lam = 0 is local_only beside FedAvg.
     """
     return Ditto(one_model.fedavg(setting), lam, setting.local)
-
-
-@method()
-def ditto_drm_repo(setting: Setting, *, lam: PersonalLam = 1.0) -> Ditto:
-    """Ditto with the setting's steps shared out between the two models.
-
-    Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/ditto.py.
-    Note: of 10 steps, 5 are the global model's and 5 the personal one's.
-    """
-    first, second = divided(setting, "ditto_drm_repo", 2)
-    return Ditto(one_model.fedavg(replace(setting, local=first)), lam, second)
 
 
 @method()
@@ -184,26 +173,6 @@ def fedrep(setting: Setting, *, head_epochs: Count = 10) -> FedAvg:
 
 
 @method()
-def fedrep_drm_repo(setting: Setting) -> FedAvg:
-    """FedRep with the setting's steps shared out between head and body.
-
-    Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedrep.py.
-    Note: of 10 steps, 5 are the head's and then 5 the body's; no final fit of the heads.
-    """
-    return halved(setting, "fedrep_drm_repo")
-
-
-def halved(setting: Setting, name: str) -> FedAvg:
-    """FedPer with half of the steps for the head, then half for the body; `name` is the recipe's.
-
-    Raises InputError where the steps cannot be divided.
-    """
-    # The head first: the body is then trained under a head that fits it.
-    first, second = divided(setting, name, 2)
-    return replace(fedper(setting), local=in_turn(setting, first, second))
-
-
-@method()
 def fedbabu(
     setting: Setting, *, tune_rounds: LastRounds = 5, tune_part: TunePart = "full"
 ) -> Algorithm:
@@ -219,14 +188,3 @@ def fedbabu(
     parts = {"head": _head_only(setting, local), "body": _body_only(setting, local), "full": local}
     check_name("tune_part of fedbabu", tune_part, parts)
     return _tuned(setting, fedrep(setting, head_epochs=0), tune_rounds, parts[tune_part])
-
-
-@method()
-def fedbabu_drm_repo(setting: Setting, *, tune_rounds: LastRounds = 200) -> Algorithm:
-    """FedBABU with the last quarter of 800 rounds for the heads alone.
-
-    Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedbabu.py.
-    Note: all of the setting's steps (10) for the body, later all for the head.
-    """
-    counted(setting, "fedbabu_drm_repo")  # refuses epochs
-    return fedbabu(setting, tune_rounds=tune_rounds, tune_part="head")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor
@@ -83,26 +83,3 @@ class SettingError(InputError):
     def __init__(self, problem: str, part: Part, advice: str) -> None:
         super().__init__(f"{problem}{advice}")
         self.problem, self.part = problem, part
-
-
-def counted(setting: Setting, name: str) -> int:
-    """The local steps, for recipes that count them. Raises SettingError where they are epochs."""
-    if setting.local.steps is None:
-        problem = f"{name} counts steps, as the code that it follows (10 per round)"
-        raise SettingError(problem, "steps", "; give Local(steps=10)")
-    return setting.local.steps
-
-
-def divided(setting: Setting, name: str, parts: int) -> tuple[Local, Local]:
-    """The local steps in two phases: floor(steps / parts) of them, and the others.
-
-    For recipes that share out a fixed number of steps; `name` is the recipe's. Raises SettingError
-    where the setting has epochs, or too few steps to leave one for each phase.
-    """
-    steps = counted(setting, name)
-    if steps < parts:
-        problem = f"{name} gives 1 in {parts} of the steps to its first phase; {steps} is too few"
-        raise SettingError(problem, "few", f", give {parts} or more")
-    # Of 5 steps in two phases the first has 2, the second 3.
-    first = steps // parts
-    return replace(setting.local, steps=first), replace(setting.local, steps=steps - first)

@@ -118,7 +118,7 @@ class Row:
     @property
     def available(self) -> bool:
         """Whether this version of the library has the recipe."""
-        return self.method in recipes.__all__
+        return recipes.is_method(self.method)
 
 
 @dataclass(frozen=True)

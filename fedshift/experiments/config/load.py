@@ -142,7 +142,7 @@ def _drop_foreign_options(tables: Tables, given: Sequence[str]) -> tuple[str, ..
     if is_python(str(name)):
         options = recipes.made_by(load_python("method.name", str(name)).value).options.keys()
         automatic = {"ess", "lam"} <= options
-    elif name in recipes.__all__:
+    elif recipes.is_method(name):
         recipe = recipes.fitting(str(name), section)
         options, automatic = recipe.options.keys(), recipe.traits.auto_ess
     else:
@@ -317,7 +317,7 @@ def _method_problems(method: Method) -> list[Problem]:
     try:
         recipe = recipes.recipe(method.name, method.options)
     except InputError as e:
-        key = "weights" if method.name in recipes.__all__ else "name"
+        key = "weights" if recipes.is_method(method.name) else "name"
         return [(("method", key), str(e).replace("out weights", "out method.weights"))]
     problems: list[Problem] = []
     for key, value in method.options.items():
@@ -433,6 +433,6 @@ def _meaning(key: str, name: Any) -> str | None:
     """What an option means under a name; None if it means the same everywhere, or is none of it."""
     section, _, option = key.partition(".")
     if section == "method":
-        return recipes.recipe(name).meanings.get(option) if name in recipes.__all__ else None
+        return recipes.recipe(name).meanings.get(option) if recipes.is_method(name) else None
     meanings = OTHERWISE.get(key, {})
     return next((what for what, names in meanings.items() if name in names), None)
