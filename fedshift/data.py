@@ -1,49 +1,35 @@
-"""A client's examples, the random plan of one local phase, and a federated task.
+"""The batches of one local phase: their random plan, and the examples of each step; tasks.
 
 Shapes: n examples of a client, K classes, S steps, B batch size, M training clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedshift.arguments import called, check_fields, check_listed, check_whole
-from fedshift.errors import InputError, shown
-from fedshift.examples import (
-    check_finite,
-    check_importance,
-    check_labels,
-    check_numbered,
-    check_plain,
-)
+from fedshift.arguments import check_fields
+from fedshift.errors import InputError
+from fedshift.examples import ClientData as ClientData
+from fedshift.examples import Surveyed as Surveyed
+from fedshift.examples import check_client as check_client
+from fedshift.examples import check_clients as check_clients
+from fedshift.examples import check_finite, check_labels, check_numbered
+from fedshift.examples import client_data as client_data
+from fedshift.examples import count as count
 from fedshift.examples import first_not_finite as first_not_finite
+from fedshift.examples import label_counts as label_counts
+from fedshift.examples import largest_label as largest_label
+from fedshift.examples import of_importance as of_importance
+from fedshift.examples import register as register
 from fedshift.kernels.torch_private import within_vmap
-from fedshift.real import is_whole
 from fedshift.sketch import sketched
 from fedshift.tree import Params
-
-MADE = "make each by fedshift.data.client_data(x, y, position)"
-
-
-@sketched
-class ClientData(NamedTuple):
-    """One client's examples: x [n, ...], y [n] int64, w [n], id [].
-
-    `w` is each example's importance in the loss, finite and 0 or more; an example with w = 0 counts
-    as absent. So importance weighting changes the data, not the code of losses. Within a round,
-    w = 0 marks padding at the end; a `Federation` has no such examples (`of_importance`).
-    """
-
-    x: Tensor
-    y: Tensor
-    w: Tensor
-    id: Tensor
 
 
 @sketched
@@ -87,127 +73,6 @@ class Plan(NamedTuple):
     def steps(self) -> int:
         """Planned steps, padding steps included."""
         return int(self.rows.shape[0])
-
-
-def client_data(x: Tensor, y: Tensor, client: int) -> ClientData:
-    """A client with importance 1 for each example; labels of any integer type become int64.
-
-    x       inputs [n, ...]
-    y       labels [n], from 0 on
-    client  the client's position in the federation
-
-    >>> import torch
-    >>> from fedshift.data import client_data
-    >>> client_data(torch.zeros(3, 2), torch.tensor([0, 1, 1]), 0).w.tolist()
-    [1.0, 1.0, 1.0]
-
-    Raises InputError for unequal lengths, labels that are not such a vector, inputs that are not
-    finite, and an id that is not a whole number of at least 0.
-    """
-    if not is_whole(client) or client < 0:
-        raise InputError(
-            f"client id {shown(repr(client))}: must be a whole number, 0 for the first client"
-        )
-    for name, v in (("x", x), ("y", y)):
-        check_plain(v, name, client)
-    n, labels = (v.shape[0] if v.ndim else 0 for v in (x, y))
-    if n != labels:
-        raise InputError(f"client {client} has {n} inputs and {labels} labels; give as many")
-    check_labels(y, f"client {client}")
-    check_finite(x, f"client {client}: x", "training")
-    return ClientData(x, y.long(), torch.ones(len(y)), torch.tensor(int(client)))
-
-
-def of_importance(clients: Sequence[ClientData]) -> Sequence[ClientData]:
-    """The clients without their examples of importance 0; unchanged if there are none."""
-    if isinstance(clients, Surveyed):
-        return clients
-    counted = [c.w != 0 for c in clients]
-    if all(bool(rows.all()) for rows in counted):
-        return clients
-    pairs = zip(clients, counted, strict=True)
-    # Clients that lose nothing stay the same objects: no copy of a large data set.
-    return tuple(
-        c if bool(rows.all()) else ClientData(c.x[rows], c.y[rows], c.w[rows], c.id)
-        for c, rows in pairs
-    )
-
-
-@runtime_checkable
-class Surveyed(Protocol):
-    """Clients that were checked together when they were made, so that none is checked again.
-
-    `fedshift.pooled.Pooled` is one: it makes clients on demand.
-    """
-
-    def register(self, classes: int) -> dict[str, Tensor]:
-        """n [M] and labels [M, K], float64; InputError for a label that is not below K."""
-
-    def largest_label(self) -> int:
-        """The largest label that a client has; -1 without examples."""
-
-
-def largest_label(clients: Sequence[ClientData]) -> int:
-    """The largest label that a client has; -1 without examples."""
-    if isinstance(clients, Surveyed):
-        return clients.largest_label()
-    return max((int(c.y.long().max()) for c in clients if len(c.y)), default=-1)
-
-
-def check_clients(clients: Sequence[ClientData]) -> None:
-    """Raise InputError unless the clients can be one federation.
-
-    There must be at least one. Ids must be positions, labels class numbers in int64, importances
-    one per example, finite and not negative, and all inputs finite and of one type.
-    """
-    check_listed("clients", clients, ClientData, MADE)
-    if isinstance(clients, Surveyed):
-        return
-    for i, c in enumerate(clients):
-        check_client(c, i)
-    # A client's id is its row in the server's table and in the weights.
-    ids = [int(c.id) for c in clients]
-    if ids != list(range(len(ids))):
-        raise InputError(
-            f"client ids must be 0..{len(ids) - 1} in order, got {ids[:10]}; "
-            "an id is the client's position, client_data(x, y, position)"
-        )
-    for i, c in enumerate(clients):
-        if c.x.dtype != clients[0].x.dtype:
-            types = f"x is {c.x.dtype}, client 0's is {clients[0].x.dtype}"
-            raise InputError(f"client {i}: {types}; give all clients inputs of one type")
-        check_finite(c.x, f"client {i}: x", "training")
-
-
-def check_client(c: ClientData, position: int) -> None:
-    """Raise InputError unless its tensors have the forms that `client_data` gives them.
-
-    `client_data` has checked most of this, but clients can also be made by `_replace`.
-    """
-    for name, v in (("x", c.x), ("y", c.y)):
-        check_plain(v, name, position)
-    check_labels(c.y, f"client {position}")
-    check_importance(c.w, len(c.y), position)
-    if c.y.dtype != torch.int64:
-        raise InputError(f"client {position}: labels are {c.y.dtype}; client_data makes them int64")
-    if not isinstance(c.id, Tensor) or c.id.ndim or c.id.dtype != torch.int64:
-        what = f"{c.id.dtype} {tuple(c.id.shape)}" if isinstance(c.id, Tensor) else called(c.id)
-        raise InputError(
-            f"client {position}: id is {what}; it is a whole number in a tensor, as "
-            f"client_data(x, y, {position}) makes it"
-        )
-
-
-def count(data: ClientData) -> Tensor:
-    """The number of examples that are not padding, a 0-d float tensor."""
-    return (data.w != 0).sum().to(data.w.dtype)
-
-
-def label_counts(data: ClientData, classes: int) -> Tensor:
-    """The number of examples of each label, without padding: [K] float."""
-    # Not bincount: shapes must not depend on values, so that several clients can share a pass.
-    counts = torch.zeros(classes, dtype=data.w.dtype, device=data.w.device)
-    return counts.index_add(0, data.y, (data.w != 0).to(data.w.dtype))
 
 
 def plan_phase(
@@ -368,35 +233,3 @@ def last_columns(x: Tensor, count: int) -> Tensor:
     """The values to predict: the last columns [n, count] of x [n, D], or [n] if count = 1."""
     columns = x[:, x.shape[1] - count :]
     return columns[:, 0] if count == 1 else columns
-
-
-def register(clients: Sequence[ClientData], classes: int) -> dict[str, Tensor]:
-    """The server's table of the clients: n [M] and labels [M, K], float64.
-
-    >>> import torch
-    >>> from fedshift.data import client_data, register
-    >>> client = client_data(torch.zeros(3, 2), torch.tensor([0, 1, 1]), 0)
-    >>> register([client], classes=2)["labels"].tolist()
-    [[1.0, 2.0]]
-
-    Raises InputError without clients, for a label that is not below K, and for clients that were
-    changed into what `client_data` does not make: importances, for instance, are one number per
-    example, floating, finite and 0 or more.
-    """
-    check_whole("the number of classes", classes)
-    check_listed("clients", clients, ClientData, MADE)
-    if isinstance(clients, Surveyed):
-        return clients.register(classes)
-    for i, c in enumerate(clients):
-        check_client(c, i)
-        if len(c.y) and int(c.y.max()) >= classes:
-            raise InputError(
-                f"client {i} has label {int(c.y.max())}; with {classes} classes labels are "
-                f"0..{classes - 1}: give register a larger number of classes"
-            )
-    # Counted in float64: importances in 16 bits cannot count to 3,000.
-    counted = [c._replace(w=c.w.double()) for c in clients]
-    return {
-        "n": torch.stack([count(c) for c in counted]),
-        "labels": torch.stack([label_counts(c, classes) for c in counted]),
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedshift.kernels.torch_private import versions, within_vmap
-from fedshift.model import Model, build
+from fedshift.model import Model
 
 
 class Tied(nn.Module):
@@ -42,7 +41,6 @@ def normed() -> nn.Module:
 
 
 NETS: dict[str, tuple[Any, tuple[int, ...]]] = {
-    "linear": (lambda: nn.Linear(4, 3), (7, 4)),
     "tied": (Tied, (7, 4)),
     "with BatchNorm": (normed, (7, 4)),
     "LSTM": (Recurrent, (7, 2, 4)),
@@ -103,14 +101,3 @@ def test_tensors_of_stacked_clients_and_their_versions() -> None:
     assert versions([x.add_(1.0)]) == [(before or 0) + 1]
     with torch.inference_mode():
         assert versions([torch.ones(2)]) == [None]
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])  # noqa: S301
-def test_a_copy_of_a_model_has_places_of_its_own(copied: Any) -> None:
-    model = build(Recurrent, seed=0)
-    twin: Model = copied(model)
-    params, buffers = model.init()
-    x = torch.randn(3, 2, 4)
-    zeros = {k: torch.zeros_like(v) for k, v in params.items()}
-    assert float(twin(zeros, buffers, x)["logits"].detach().abs().max()) == 0.0
-    assert torch.equal(twin(params, buffers, x)["logits"], model(params, buffers, x)["logits"])
