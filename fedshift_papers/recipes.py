@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.ditto import Ditto
@@ -25,9 +29,32 @@ from fedshift.recipes.traits import (
     Traits,
     method,
 )
-from fedshift.server.combine import Mean
-from fedshift.server.confree import PairwiseProjection
-from fedshift.server.weights import Uniform
+from fedshift.server.combine import Mean, Weighed
+from fedshift.server.confree import coordinates
+from fedshift.server.weights import BySize, Uniform, Weights
+from fedshift.tree import Params, weighted_sum
+
+
+@dataclass(frozen=True)
+class PairwiseProjection(Weighed):
+    """sum_i a_i v_i,   v_i = u_i - sum_{j != i} min(0, <u_i, u_j>) u_j / (||u_j||^2 + 1e-8).
+
+    This is what the FedDRM authors' code, algorithms/confree.py, runs as ConFREE: inner products of
+    the original changes, over all parameters at once, and weights a by size. Its 1e-8 matters for
+    changes of length 1e-3 or less.
+    """
+
+    weights: Weights = BySize()
+
+    def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
+        # Sort names, so that the result does not depend on the order of the parameters.
+        rows = coordinates(stacked[name] for name in sorted(stacked))
+        gram = rows @ rows.T
+        square = np.diag(gram)
+        against = np.minimum(gram, 0.0) / (square + 1e-8)
+        np.fill_diagonal(against, 0.0)
+        a = weights.double().numpy()
+        return weighted_sum(torch.from_numpy(a - a @ against), stacked)
 
 
 @method()

@@ -120,7 +120,8 @@ USES = {
     "fedshift_papers": {"cli", "datasets", "experiments", "record", "report", "sweeps", "shifts"}
     | {"__version__", "arguments", "csv_counts", "errors", "files", "recipes", "seeds", "sketch"}
     | {"algorithms.base", "algorithms.fedavg", "algorithms.weighing", "client.importance"}
-    | {"client.local", "engine.backend_names", "server.confree"}
+    | {"client.local", "engine.backend_names", "server.combine"}
+    | {"server.confree", "tree"}
     | {"engine.run", "server.pals"},
     "fedshift_deploy": {"cli", "experiments", "flower", "record", "tasks"}
     | {"arguments", "data", "datasets.base", "errors", "files", "holdout", "recipes", "tree"}

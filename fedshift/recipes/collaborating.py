@@ -17,7 +17,7 @@ from fedshift.errors import InputError, check_name
 from fedshift.recipes import one_model, personal
 from fedshift.recipes.setting import Setting
 from fedshift.recipes.traits import Count, Traits, method
-from fedshift.server.confree import ConFree, Dual, Scope
+from fedshift.server.confree import ConFree, Scope
 
 # Methods that ConFREE can be combined with; its authors name FedRep, FedALA and FedPAC, and more.
 Host = Literal["fedrep", "fedper", "fedala", "fedpac", "fedavg"]
@@ -99,7 +99,6 @@ def confree(
     alpha: Annotated[float, "how far changes may be from the guidance"] = 0.5,
     normalise: bool = True,
     scope: Scope = "tensor",
-    dual: Dual = "exact",
     host: Host = "fedrep",
     head_epochs: int = 1,
 ) -> FedAvg:
@@ -108,8 +107,7 @@ def confree(
     Reference: Zheng et al. 2025, "ConFREE: conflict-free client update aggregation for personalized
     federated learning", AAAI, doi 10.1609/aaai.v39i21.34449.
     Note: host is that method, by default FedRep; normalise = false projects as the authors' code
-    does; scope is "tensor" or "model"; dual = "slsqp" stops where the authors' solver does; sizes
-    do not count; head_epochs as in fedrep and fedpac.
+    does; scope is "tensor" or "model"; sizes do not count; head_epochs as in fedrep and fedpac.
     """
     check_name("host of confree", host, get_args(Host))
     if head_epochs != 1 and host not in ("fedrep", "fedpac"):
@@ -118,7 +116,7 @@ def confree(
             f'themselves; leave it out with host "{host}"'
         )
     inner = _hosts(setting, head_epochs)[host]()
-    return replace(inner, combine=ConFree(alpha, normalise, scope, dual))
+    return replace(inner, combine=ConFree(alpha, normalise, scope))
 
 
 def _hosts(setting: Setting, head_epochs: int) -> dict[Host, Callable[[], FedAvg]]:

@@ -24,19 +24,15 @@ from fedshift.seeds import numpy_generator
 from fedshift.server.combine import Weighed
 from fedshift.server.hull import project
 from fedshift.server.simplex import NO_CAP, Floats, Problem
-from fedshift.server.weights import BySize, Weights
 from fedshift.tree import Params, weighted_sum
 
 Scope = Literal["tensor", "model"]
-Dual = Literal["exact", "slsqp"]
 # Entries of the changes that are reduced at a time; n times as many float64 are in memory.
 BLOCK = 65536
 # A guidance that is shorter than this, relative to the longest change, is rounding: zero.
 NOTHING = 1e-12
 # The search for the shortest combination u_w stops at this length, relative to the longest change.
 SHORTEST = 1e-7
-# The authors' code, and FedDRM's, add this to denominators and below square roots.
-ADDED = 1e-8
 
 
 def coordinates(leaves: Iterable[Tensor]) -> Floats:
@@ -125,32 +121,6 @@ def fairest(rows: Floats, start: Floats, alpha: float) -> Floats:
     return d
 
 
-def stopped(rows: Floats, start: Floats, alpha: float) -> Floats:
-    """As `fairest`, but with the dual where SciPy's SLSQP stops, as in the authors' ConFREE.py.
-
-        w from 1/n by SLSQP at its default tolerance of 1e-6, on <u_w, g_0> + c sqrt(||u_w||^2 + e)
-        d = g_0 + c u_w / (||u_w|| + e),    c = alpha ||g_0|| + e,  e = 1e-8
-
-    For short changes SLSQP stops at its start, w = 1/n: the dual is of the size of ||u||^2, which
-    is below the tolerance. It did so for eight random changes of length 0.03, in all of 200 draws,
-    and the error of d was then about a fifth of its length.
-    """
-    gram, n = rows @ rows.T, len(rows)
-    reach = alpha * float(np.linalg.norm(start @ rows)) + ADDED
-    pull = gram @ start
-
-    def dual(w: Floats) -> float:
-        return float(w @ pull + reach * np.sqrt(w @ gram @ w + ADDED))
-
-    on_simplex = {"type": "eq", "fun": lambda w: 1.0 - w.sum()}
-    bounds = [(0.0, 1.0)] * n
-    w = scipy.optimize.minimize(
-        dual, np.full(n, 1.0 / n), method="SLSQP", bounds=bounds, constraints=on_simplex
-    ).x
-    d: Floats = start + reach / (float(np.linalg.norm(w @ rows)) + ADDED) * w
-    return d
-
-
 @dataclass(frozen=True)
 class ConFree(Weighed):
     """theta <- theta + d / (1 + alpha^2), d as in `fairest` from g_0 as in `guidance`.
@@ -166,25 +136,21 @@ class ConFree(Weighed):
                much shorter than 1 that does nearly nothing, and the result depends on their scale
     scope      "tensor" treats every parameter tensor by itself, as the authors' code does; "model"
                all together
-    dual       "exact" is `fairest`, "slsqp" is `stopped`, as in the authors' code. For changes as
-               short as those of training the two differ much
 
     The order of PCGrad's projections is drawn from the server's seed. The server must see each
-    change: no secure aggregation. Raises InputError for alpha outside [0, inf), unknown scopes and
-    duals.
+    change: no secure aggregation. Raises InputError for alpha outside [0, inf) and unknown
+    scopes.
     """
 
     alpha: float = 0.5
     normalise: bool = True
     scope: Scope = "tensor"
-    dual: Dual = "exact"
 
     def __post_init__(self) -> None:
         check_fields(self)
         if not 0.0 <= number(self.alpha) < math.inf:
             raise InputError(f"ConFree alpha must be 0 or more, got {described(self.alpha)}")
         check_name("scope of ConFree", self.scope, ("tensor", "model"))
-        check_name("dual of ConFree", self.dual, ("exact", "slsqp"))
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
         # Sort names, so that the result does not depend on the order of the parameters.
@@ -201,28 +167,5 @@ class ConFree(Weighed):
     def _coefficients(self, rows: Floats, rng: np.random.Generator) -> Tensor:
         """The coefficients [n] of the combined change, from the changes' coordinates [n, r]."""
         start = guidance(rows, rng, self.normalise)
-        direction = fairest if self.dual == "exact" else stopped
-        d = direction(rows, start, self.alpha) if self.alpha else start
+        d = fairest(rows, start, self.alpha) if self.alpha else start
         return torch.from_numpy(d / (1.0 + self.alpha**2))
-
-
-@dataclass(frozen=True)
-class PairwiseProjection(Weighed):
-    """sum_i a_i v_i,   v_i = u_i - sum_{j != i} min(0, <u_i, u_j>) u_j / (||u_j||^2 + 1e-8).
-
-    This is what the FedDRM authors' code, algorithms/confree.py, runs as ConFREE: inner products of
-    the original changes, over all parameters at once, and weights a by size. Its 1e-8 matters for
-    changes of length 1e-3 or less.
-    """
-
-    weights: Weights = BySize()
-
-    def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
-        # Sort names, so that the result does not depend on the order of the parameters.
-        rows = coordinates(stacked[name] for name in sorted(stacked))
-        gram = rows @ rows.T
-        square = np.diag(gram)
-        against = np.minimum(gram, 0.0) / (square + ADDED)
-        np.fill_diagonal(against, 0.0)
-        a = weights.double().numpy()
-        return weighted_sum(torch.from_numpy(a - a @ against), stacked)

@@ -14,11 +14,11 @@ from fedshift.recipes import Setting
 from fedshift.seeds import numpy_generator
 from fedshift.server.confree import (
     ConFree,
-    PairwiseProjection,
     coordinates,
     fairest,
     guidance,
 )
+from fedshift_papers.recipes import PairwiseProjection
 from support.by_hand import Array, final, max_difference
 from support.comparing import same
 from support.federations import double
