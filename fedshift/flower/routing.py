@@ -11,41 +11,28 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from threading import Condition
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import ClientData
 from fedshift.errors import InputError
 from fedshift.flower.records import fields_of, to_parts, to_record
 from fedshift.router.moments import Moments
-from fedshift.router.parts import Fold, HeldOutSums, Here, OriginSums, Part
+from fedshift.router.parts import HeldOutSums, Here, OriginSums, Question, What
 from fedshift.router.score import ClientHead
 from fedshift.router.sight import Sight
 from fedshift.tree import Params, Parts
 
 # Names of records; those that end with a dot are prefixes.
 ASK, MODEL, HEADS, ANSWER = "ask", "model.", "heads.", "answer."
-What = Literal["moments", "origin_sums", "held_out_sums"]
-SENT: dict[What, tuple[str, ...]] = {
-    "moments": Moments._fields,
-    "origin_sums": OriginSums._fields,
-    "held_out_sums": HeldOutSums._fields,
-}
+SENT: dict[What, Any] = {
+    "moments": Moments, "origin_sums": OriginSums, "held_out_sums": HeldOutSums,
+}  # fmt: skip
 Item = TypeVar("Item")
 Given = TypeVar("Given")
-
-
-class Question(NamedTuple):
-    """One question to all clients, about all examples (fold -1) or one of the parts of a fold."""
-
-    what: What
-    fold: int = -1
-    held_out: bool = False
-    heads: tuple[ClientHead, ...] = ()
 
 
 Send = Callable[[Sequence[Question]], Mapping[int, list[Params]]]
@@ -99,22 +86,19 @@ def _heads(tree: Params, n: int) -> list[ClientHead]:
 def _answer(
     here: Here, what: str, fold: int, held_out: bool, heads: Sequence[ClientHead], client: int
 ) -> Params:
-    part: Part = here if fold < 0 else here.fold(fold)[held_out]
-    if what == "moments":
-        return part.moments()[client]._asdict()
-    if what == "origin_sums":
-        return part.origin_sums(heads[0])[client]._asdict()
-    if what != "held_out_sums":
+    if what not in SENT:
         raise InputError(f'the question "{what}"; is the server of the same version?')
-    # There is one for this client, or none if the fold holds none of its examples out.
-    return next((one._asdict() for one in part.held_out_sums(heads)), {})
+    sent = here.ask(Question(what, fold, held_out, tuple(heads)))
+    # Of held-out sums there are this client's alone, or none if the fold holds none of its out.
+    mine = sent[:1] if what == "held_out_sums" else sent[client : client + 1]
+    return next((one._asdict() for one in mine), {})
 
 
 def answers_in(parts: Parts, questions: Sequence[Question], client: int) -> list[Params]:
     """The inverse of `answers_to`. Raises InputError for answers that do not fit the questions."""
     answers = [parts.get(f"{ANSWER}{k}", {}) for k in range(len(questions))]
     for one, answer in zip(questions, answers, strict=True):
-        names = SENT[one.what]
+        names = SENT[one.what]._fields
         may_be_empty = one.what == "held_out_sums" and not answer
         if not may_be_empty and tuple(answer) != names:
             raise InputError(f"client {client} sent {list(answer)}, not {list(names)}")
@@ -168,13 +152,6 @@ class RemoteClients:
         self._answers: dict[int, list[Params]] = {}
         self._cached: dict[Question, list[Params]] = {}
 
-    @property
-    def whole(self) -> Part:
-        return _AtSites(self, -1, False)
-
-    def fold(self, k: int) -> Fold:
-        return Fold(_AtSites(self, k, False), _AtSites(self, k, True))
-
     def each(self, work: Callable[[Item], Given], items: Sequence[Item]) -> list[Given]:
         """Call `work` for each item, in one thread each; all threads share the messages."""
         if not items:
@@ -185,8 +162,12 @@ class RemoteClients:
         self._working = 0
         return [future.result() for future in futures]
 
-    def ask(self, question: Question) -> list[Params]:
-        """The answers of clients 0..N-1. Raises InputError if one does not answer."""
+    def ask(self, question: Question) -> list[Any]:
+        """As `router.parts.Clients`. Raises InputError if a client does not answer."""
+        sent = [SENT[question.what](**one) for one in self._asked(question) if one]
+        return [s for s in sent if s.n > 0] if question.what == "held_out_sums" else sent
+
+    def _asked(self, question: Question) -> list[Params]:
         # Answers to questions without heads never change: ask them once.
         if not question.heads and question in self._cached:
             return self._cached[question]
@@ -241,28 +222,3 @@ class RemoteClients:
         first = next((one for one in answers.values() if one), {})
         nothing = {k: torch.zeros_like(v) for k, v in first.items()}
         return [answers.get(i, nothing) for i in range(self.clients)]
-
-
-class _AtSites(NamedTuple):
-    """A `Part` of all clients' examples, which stay at their sites."""
-
-    sites: RemoteClients
-    of_fold: int
-    of_held_out: bool
-
-    @property
-    def sizes(self) -> Tensor:
-        return torch.stack([one.n for one in self.moments()])
-
-    def moments(self) -> list[Moments]:
-        return [Moments(**one) for one in self._ask("moments")]
-
-    def origin_sums(self, head: ClientHead) -> list[OriginSums]:
-        return [OriginSums(**one) for one in self._ask("origin_sums", head)]
-
-    def held_out_sums(self, heads: Sequence[ClientHead]) -> list[HeldOutSums]:
-        sent = (HeldOutSums(**one) for one in self._ask("held_out_sums", *heads) if one)
-        return [one for one in sent if one.n > 0]
-
-    def _ask(self, what: What, *heads: ClientHead) -> list[Params]:
-        return self.sites.ask(Question(what, self.of_fold, self.of_held_out, heads))

@@ -13,30 +13,24 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from fedshift.errors import InputError
+from fedshift.errors import InputError, shown
 from fedshift.model import Model
-from fedshift.router.queries import Pair, check_served, read
+from fedshift.router.sight import Pair, read
 from fedshift.tree import Params
 
-Ask = Callable[[int, Tensor], Tensor]
-# Most entries of a table [K, clients, B], so that it fits into the processor's cache.
-TABLE = 2**18
-# Probabilities below this are computed again in float64, because float32 ends at 1e-38.
-TINY = 1e-30
 # Number of queries on which the shared pass is compared with a client's whole pass.
 TRIED = 16
 
 
 class Seen(NamedTuple):
-    """The shared network's outputs for B queries, and the input of the clients' module [B, ...].
+    """The shared network's outputs for B queries, and a client's logits [b, K] for some of them.
 
-    inner is None if each client's whole model must be run.
+    ask: called with the client's id and the rows [b] of its queries.
     """
 
     out: Params
-    inner: Tensor | None
+    ask: Callable[[int, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,43 +58,9 @@ class Heads:
             return None
         return cls(module, Model(module), tensors)
 
-    @cached_property
-    def linear(self) -> bool:
-        """Whether the module is exactly a linear layer."""
-        return type(self.module) is nn.Linear
-
-    def one(self, client: int, inner: Tensor) -> Tensor:
-        """One client's logits [B, K]."""
-        params, buffers = self.tensors[client]
-        if self.linear:
-            return F.linear(inner, params["weight"], params.get("bias"))
-        return self.model(params, buffers, inner)["logits"]
-
-    def many(self, clients: Sequence[int], inner: Tensor) -> Tensor:
-        """Logits [K, clients, B] of several clients; one matrix product for linear layers."""
-        if not self.linear:
-            return torch.stack([self.one(i, inner).T for i in clients], 1)
-        layers = [self.tensors[i][0] for i in clients]
-        weight = torch.stack([v["weight"] for v in layers], 1)
-        logits = weight.flatten(0, 1) @ inner.T
-        logits = logits.reshape(*weight.shape[:2], len(inner))
-        if "bias" not in layers[0]:
-            return logits
-        return logits + torch.stack([v["bias"] for v in layers], 1)[..., None]
-
-    def mixed(self, share: Tensor, inner: Tensor, dtype: torch.dtype) -> Tensor:
-        """sum_j share_j P_j(y | x) for share [B, N], as [B, K]; computed in `dtype`."""
-        clients = (share != 0).any(0).nonzero().flatten().tolist()
-        classes = len(self.one(clients[0], inner[:1])[0])
-        weights = share.T.to(dtype)
-        answer = weights.new_zeros(classes, len(inner))
-        # Some clients at a time: a table for all would leave the cache, or even fill the memory.
-        most = max(1, TABLE // answer.numel())
-        for start in range(0, len(clients), most):
-            ids = clients[start : start + most]
-            each = self.many(ids, inner).to(dtype).softmax(0)
-            answer += each.mul_(weights[ids]).sum(1)
-        return answer.T
+    def logits(self, client: int, inner: Tensor) -> Tensor:
+        """One client's logits [b, K] for the module's inputs."""
+        return self.model(*self.tensors[client], inner)["logits"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +81,14 @@ class Answers:
 
     def __post_init__(self) -> None:
         """Raise InputError if a client's tensor has another type than the shared network's."""
-        check_served(self.shared, self.served)
+        types = {k: v.dtype for part in self.shared for k, v in part.items()}
+        for i, pair in self.served.items():
+            for k, v in chain(pair[0].items(), pair[1].items()):
+                if types.get(k, v.dtype) != v.dtype:
+                    raise InputError(
+                        f'client {i}: "{shown(k)}" is {v.dtype}, and {types[k]} in the shared '
+                        f"network; give the client's as v.to({types[k]})"
+                    )
 
     @cached_property
     def one(self) -> bool:
@@ -134,11 +101,16 @@ class Answers:
 
     def see(self, x: Tensor) -> Seen:
         """Run the shared network on one block of queries."""
-        if self.heads is None or self._tried == [False]:
-            return Seen(read(self.model, self.shared, x), None)
+
+        def plain(client: int, rows: Tensor) -> Tensor:
+            return self.model(*self.served[client], x[rows])["logits"]
+
+        heads = self.heads
+        if heads is None or self._tried == [False]:
+            return Seen(read(self.model, self.shared, x), plain)
         calls: list[tuple[Any, Any, Any]] = []
         # A hook records the module's input, wherever in its forward the network calls it.
-        hook = self.heads.module.register_forward_hook(
+        hook = heads.module.register_forward_hook(
             lambda _, args, more, out: calls.append((args, more, out)), with_kwargs=True
         )
         try:
@@ -146,94 +118,55 @@ class Answers:
         finally:
             hook.remove()
         inner = _only_input(calls, out["logits"], len(x))
-        if inner is not None and not self._tried:
-            self._tried.append(self._equals_plain_pass(self.heads, x[:TRIED], inner[:TRIED]))
-        return Seen(out, inner if self._tried == [True] else None)
+        if inner is None:
+            return Seen(out, plain)
 
-    def _equals_plain_pass(self, heads: Heads, x: Tensor, inner: Tensor) -> bool:
-        """Whether `heads` gives the same logits as a whole pass of a client's model."""
-        shared = self.shared[0] | self.shared[1]
+        def by_head(client: int, rows: Tensor) -> Tensor:
+            return heads.logits(client, inner[rows])
+
+        if not self._tried:
+            self._tried.append(self._agree(plain, by_head, min(TRIED, len(x))))
+        return Seen(out, by_head if self._tried == [True] else plain)
+
+    def _agree(
+        self, plain: Callable[[int, Tensor], Tensor], by_head: Callable[[int, Tensor], Tensor],
+        count: int,
+    ) -> bool:  # fmt: skip
+        """Whether the shared pass gives the same logits as a whole pass of a client's model."""
+        shared, rows = self.shared[0] | self.shared[1], torch.arange(count)
         for i, pair in self.served.items():
             # Equal values could not show a difference: test with a client that has other ones.
             if any(not torch.equal(v, shared[k]) for part in pair for k, v in part.items()):
                 with torch.no_grad():
-                    plain = self.model(*pair, x)["logits"]
-                    stacked = heads.many([i], inner)[:, 0].T
-                # Equal in half of the digits, because the two ways add in different orders.
-                near = torch.finfo(plain.dtype).eps ** 0.5 * plain.abs().max()
-                return bool(((stacked - plain).abs() <= near).all())
+                    expected, logits = plain(i, rows), by_head(i, rows)
+                # Equal in half of the digits, because the two may add in different orders.
+                near = torch.finfo(expected.dtype).eps ** 0.5 * expected.abs().max()
+                return bool(((logits - expected).abs() <= near).all())
         return True
 
-    def chosen(self, x: Tensor, seen: Seen, client: Tensor) -> Tensor:
-        """P_j(y | x) [B, K] float64, where client [B] has the j chosen for each query."""
+    def mixed(self, seen: Seen, share: Tensor) -> Tensor:
+        """sum_j share_j P_j(y | x), share [B, N] of sum 1: [B, K] float64.
+
+        A client is asked for the queries of which it has a share. Raises InputError for a query on
+        which such a client's classifier overflows.
+        """
         with torch.no_grad():
             if self.one:
-                return seen.out["logits"].double().softmax(1)
-            if seen.inner is None or self.heads is None:
-                return self._by_one(self._plain, x, client)
-            return self._by_one(self.heads.one, seen.inner, client)
-
-    def mixed(self, x: Tensor, seen: Seen, share: Tensor) -> Tensor:
-        """sum_j share_j P_j(y | x), share [B, N] of sum 1: [B, K] float64."""
-        with torch.no_grad():
-            if self.one:
-                return seen.out["logits"].double().softmax(1)
-            if seen.inner is None or self.heads is None:
-                return self._by_client(x, share)
-            dtype = torch.promote_types(seen.inner.dtype, torch.float32)
-            answer = self.heads.mixed(share, seen.inner, dtype).double()
-            small = (answer < TINY).any(1).nonzero().flatten()
-            # A query far from all data has tiny probabilities, which float32 rounds to 0.
-            if len(small) and dtype != torch.float64:
-                answer[small] = self.heads.mixed(share[small], seen.inner[small], torch.float64)
-            answer = answer / answer.sum(1, keepdim=True)
-            # If a client's logits overflow, 0 * NaN is NaN even for a share of 0: compute such
-            # queries again, without clients of share 0.
-            if len(odd := (~answer.isfinite()).any(1).nonzero().flatten()):
-                answer[odd] = self._by_client(x[odd], share[odd])
-            return answer
-
-    def _plain(self, client: int, x: Tensor) -> Tensor:
-        return self.model(*self.served[client], x)["logits"]
-
-    def _by_one(self, ask: Ask, given: Tensor, client: Tensor) -> Tensor:
-        """Ask each client once, for all queries that are sent to it."""
-        order, counts = client.argsort(stable=True), torch.bincount(client).tolist()
-        pieces = enumerate(torch.split(given.index_select(0, order), counts))
-        each = _few_softmax(torch.cat([ask(i, some) for i, some in pieces if len(some)]))
-        return torch.empty_like(each).index_copy_(0, order, each)
-
-    def _by_client(self, x: Tensor, share: Tensor) -> Tensor:
-        """`mixed` by a pass of each client's model over the queries that it has a share of."""
-        rows = {i: share[:, i].nonzero().flatten() for i in self.served}
-        parts = [
-            (some, share[some, i, None] * _few_softmax(self._plain(i, x.index_select(0, some))))
-            for i, some in rows.items()
-            if len(some)
-        ]
-        answer = share.new_zeros(len(x), parts[0][1].shape[1])
-        for some, part in parts:
-            answer.index_add_(0, some, part)
+                answer = seen.out["logits"].double().softmax(1)
+            else:
+                answer = share.new_zeros(len(share), seen.out["logits"].shape[1])
+                for i in (share != 0).any(0).nonzero().flatten().tolist():
+                    rows = share[:, i].nonzero().flatten()
+                    each = seen.ask(i, rows).double().softmax(1)
+                    answer.index_add_(0, rows, share[rows, i, None] * each)
+        if not bool(answer.sum().isfinite()):
+            first = int((~answer.isfinite()).any(1).nonzero()[0])
+            raise InputError(
+                f"query {first}: the classifier of a client that answers it overflows; its values "
+                "are far from all that the network was trained on, or training diverged: leave it "
+                "out"
+            )
         return answer
-
-
-def finite_answers(answers: Tensor) -> Tensor:
-    """P(y | x) [B, K] itself. Raises InputError for a query on which a classifier overflows."""
-    if not bool(answers.sum().isfinite()):
-        i = int((~answers.isfinite()).any(1).nonzero()[0])
-        raise InputError(
-            f"query {i}: the classifier of a client that answers it overflows; its values are far "
-            "from all that the network was trained on, or training diverged: leave it out"
-        )
-    return answers
-
-
-def _few_softmax(logits: Tensor) -> Tensor:
-    """Softmax over a few columns [B, K] in float64, computed on the transpose.
-
-    torch takes ten times as long for a softmax over a short last axis.
-    """
-    return logits.T.contiguous().double().softmax(0).T
 
 
 def _differing_names(shared: Pair, served: Mapping[int, Pair]) -> set[str]:

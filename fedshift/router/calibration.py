@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedshift.errors import TrainingError
-from fedshift.router.parts import Each, Fold, HeldOutSums, Part
+from fedshift.router.parts import HeldOutSums, Part
 from fedshift.router.score import ClientHead
 
 # None is below 1. The network was trained on these examples, so clients are easier to distinguish
@@ -88,9 +88,11 @@ class Calibration:
         )
 
 
-def before(folds: Sequence[Fold], each: Each) -> HeldOut | None:
+def before(whole: Part, folds: Sequence[int]) -> HeldOut | None:
     """The measures of the router before the refit, on the same held-out examples."""
-    sums = [s for sent in each(lambda fold: fold.held_out.held_out_sums(()), folds) for s in sent]
+    held_out = [whole.of_fold(k, held_out=True) for k in folds]
+    sent = whole.clients.each(lambda part: part.held_out_sums(()), held_out)
+    sums = list(chain.from_iterable(sent))
     return figures(sums)[0] if sums else None
 
 
@@ -120,8 +122,8 @@ class Chosen(NamedTuple):
 
 
 def choose(
-    fit: Fit, strengths: Sequence[float], temperatures: Sequence[float], folds: Sequence[Fold],
-    each: Each,
+    fit: Fit, strengths: Sequence[float], temperatures: Sequence[float], whole: Part,
+    folds: Sequence[int],
 ) -> Chosen:  # fmt: skip
     """The candidate with the smallest held-out loss; ties go to the first.
 
@@ -129,28 +131,31 @@ def choose(
     not converge in some fold is left out; if none converges, raises the last TrainingError.
     """
 
-    def attempt(candidate: tuple[float, Fold]) -> Sequence[HeldOutSums] | TrainingError:
+    def attempt(candidate: tuple[float, int]) -> Sequence[HeldOutSums] | TrainingError:
         """The held-out sums of one candidate in one fold, or the error of its fit."""
-        strength, fold = candidate
+        strength, k = candidate
+        part = whole.of_fold(k, held_out=False)
         try:
-            head = fit(fold.fit, strength)
+            head = fit(part, strength)
         except TrainingError as e:
             return e
-        heads = [tempered(head, fold.fit.sizes, t) for t in temperatures]
-        return fold.held_out.held_out_sums(heads)
+        heads = [tempered(head, part.sizes, t) for t in temperatures]
+        return whole.of_fold(k, held_out=True).held_out_sums(heads)
 
     # All attempts in one call of `each`, so that their messages can be combined.
-    sent = iter(each(attempt, [(strength, fold) for strength in strengths for fold in folds]))
+    sent = iter(whole.clients.each(attempt, [(s, k) for s in strengths for k in folds]))
     candidates, failed = list[Chosen](), list[TrainingError]()
     for strength in strengths:
-        of_folds = list(islice(sent, len(folds)))
-        errors = [one for one in of_folds if isinstance(one, TrainingError)]
-        if errors:
-            failed.append(errors[0])
-            continue
-        sums = [s for one in of_folds if not isinstance(one, TrainingError) for s in one]
-        pairs = zip(temperatures, figures(sums), strict=True)
-        candidates += [Chosen(strength, t, f) for t, f in pairs]
+        sums, errors = list[HeldOutSums](), list[TrainingError]()
+        for one in islice(sent, len(folds)):
+            if isinstance(one, TrainingError):
+                errors.append(one)
+            else:
+                sums += one
+        failed += errors[:1]
+        if not errors:
+            pairs = zip(temperatures, figures(sums), strict=True)
+            candidates += [Chosen(strength, t, f) for t, f in pairs]
     if not candidates:
         raise failed[-1]
     # Count NaN as the worst: all comparisons with it are False.

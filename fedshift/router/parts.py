@@ -1,13 +1,14 @@
-"""Parts of all clients' examples, which a fit reads only through the sums that clients may send.
+"""The sums that a fit of the client head reads of all clients' examples, wherever these are.
 
 Shapes: N clients, n examples of one client, e client features, C candidates, G bins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,12 +17,13 @@ from fedshift.router.moments import Moments, moments
 from fedshift.router.quality import calibration_gaps
 from fedshift.router.score import ClientHead
 from fedshift.seeds import generator
+from fedshift.server.cap import capped_sizes
 
 FOLDS = 5
 # Folds are held out in turn until this many examples have been; more fits would change little.
 ENOUGH = 2000
 
-Features = Sequence[Tensor]
+What = Literal["moments", "origin_sums", "held_out_sums"]
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -46,52 +48,80 @@ class HeldOutSums(NamedTuple):
     square: Tensor
 
 
-class Part(Protocol):
-    """A part of all clients' examples, accessible only through what each client may send."""
+class Question(NamedTuple):
+    """One question to all clients, about all examples (fold -1) or one of the parts of a fold.
 
-    @property
-    def sizes(self) -> Tensor:
-        """How many examples each client has in it, [N] float64."""
+    what   "moments"; "origin_sums" for one head; "held_out_sums" for candidate heads, or without
+           heads those of the router before the fit
+    """
 
-    def moments(self) -> Sequence[Moments]:
-        """The moments of each client, in the order of ids."""
-
-    def origin_sums(self, head: ClientHead) -> Sequence[OriginSums]:
-        """The sums of each client for this head, in the order of ids."""
-
-    def held_out_sums(self, heads: Sequence[ClientHead]) -> Sequence[HeldOutSums]:
-        """The sums of each client with examples, for candidate heads.
-
-        Without heads, those of the router before the fit; [] if it has no logits.
-        """
-
-
-class Fold(NamedTuple):
-    """All clients' examples in two parts: those to fit on, and those held out."""
-
-    fit: Part
-    held_out: Part
-
-
-class Each(Protocol):
-    """How fits for several candidates are done: one by one, or side by side."""
-
-    def __call__(self, work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """The results of `work` for each item."""
+    what: What
+    fold: int = -1
+    held_out: bool = False
+    heads: tuple[ClientHead, ...] = ()
 
 
 class Clients(Protocol):
-    """All clients of a fit."""
+    """All clients of a fit, which answer questions by sums."""
 
-    @property
-    def whole(self) -> Part:
-        """All examples."""
+    def ask(self, question: Question) -> Sequence[Any]:
+        """`Moments`, `OriginSums` or `HeldOutSums` of each client, in the order of ids.
 
-    def fold(self, k: int) -> Fold:
-        """All examples, with the k-th of `FOLDS` folds held out (`assigned_folds`)."""
+        Held-out sums are those of the clients that have such examples; [] if none can answer.
+        """
 
     def each(self, work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """As `Each`; the messages of all items may be combined."""
+        """The results of `work` for each item; the messages of all items may be combined."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """All clients' examples, or one of the two parts of a fold (`assigned_folds`).
+
+    Under a cap each client's sums are multiplied by m_i / n_i, where m are the `capped_sizes` of
+    its n: in a fit no client counts for more than this share, whatever size it claims.
+    """
+
+    clients: Clients
+    cap: float = 1.0
+    fold: int = -1
+    held_out: bool = False
+
+    def of_fold(self, k: int, *, held_out: bool) -> Part:
+        """The examples to fit on, or those held out, of the k-th fold."""
+        return Part(self.clients, self.cap, k, held_out)
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """How many examples each client has in it, [N] float64."""
+        return capped_sizes(self._claimed, self.cap)
+
+    def moments(self) -> list[Moments]:
+        """The moments of each client, in the order of ids."""
+        return self._scaled(self._ask("moments"), self._claimed)
+
+    def origin_sums(self, head: ClientHead) -> list[OriginSums]:
+        """The sums of each client for this head, in the order of ids."""
+        return self._scaled(self._ask("origin_sums", head), self._claimed)
+
+    def held_out_sums(self, heads: Sequence[ClientHead]) -> list[HeldOutSums]:
+        """The sums of each client with examples, for candidate heads; see `Question`."""
+        sent = self._ask("held_out_sums", *heads)
+        return self._scaled(sent, torch.stack([one.n for one in sent])) if sent else []
+
+    @cached_property
+    def _claimed(self) -> Tensor:
+        return torch.stack([one.n for one in self._ask("moments")])
+
+    def _ask(self, what: What, *heads: ClientHead) -> Sequence[Any]:
+        return self.clients.ask(Question(what, self.fold, self.held_out, heads))
+
+    def _scaled(self, sent: Sequence[Any], n: Tensor) -> list[Any]:
+        if self.cap >= 1.0:
+            return list(sent)
+        # Clients without examples have sums of 0 anyway.
+        factors = torch.where(n > 0, capped_sizes(n, self.cap) / n.clamp(min=1.0), 1.0).tolist()
+        return [type(s)(*(by * v for v in s)) for s, by in zip(sent, factors, strict=True)]
 
 
 def origin_sums(head: ClientHead, features: Tensor, client: int) -> OriginSums:
@@ -127,54 +157,51 @@ def summed(replies: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Here:
-    """Clients whose examples are in this process; it is both a `Part` and `Clients`.
+    """Clients whose examples are in this process.
 
     features  h [n, e] of each client
     logits    [n, N] of each client, by the router before the fit; or None
     seed      for drawing the folds
+    fresh     other examples of these clients, which every fold holds out in place of its own
     """
 
-    features: Features
-    logits: Features | None = None
+    features: Sequence[Tensor]
+    logits: Sequence[Tensor] | None = None
     seed: int = 0
+    fresh: Here | None = None
+    _parts: dict[tuple[int, bool], Here] = field(default_factory=dict, init=False, repr=False)
 
-    @property
-    def whole(self) -> Here:
-        return self
-
-    @property
-    def sizes(self) -> Tensor:
-        return torch.tensor([float(len(h)) for h in self.features], dtype=torch.float64)
-
-    def moments(self) -> list[Moments]:
-        return [moments(h) for h in self.features]
-
-    def origin_sums(self, head: ClientHead) -> list[OriginSums]:
-        return [origin_sums(head, h, i) for i, h in enumerate(self.features)]
-
-    def held_out_sums(self, heads: Sequence[ClientHead]) -> list[HeldOutSums]:
-        return list(self._held_out_sums(heads))
-
-    def _held_out_sums(self, heads: Sequence[ClientHead]) -> Iterator[HeldOutSums]:
-        for i, h in enumerate(self.features):
-            before = None if self.logits is None else self.logits[i]
+    def ask(self, question: Question) -> list[Any]:
+        """As `Clients`."""
+        part, heads = self.part(question.fold, held_out=question.held_out), question.heads
+        if question.what == "moments":
+            return [moments(h) for h in part.features]
+        if question.what == "origin_sums":
+            return [origin_sums(heads[0], h, i) for i, h in enumerate(part.features)]
+        sums = list[HeldOutSums]()
+        for i, h in enumerate(part.features):
+            before = None if part.logits is None else part.logits[i]
             if len(h) and heads:
-                yield held_out_sums(torch.stack([f(h) for f in heads]), i, before)
+                sums.append(held_out_sums(torch.stack([f(h) for f in heads]), i, before))
             elif len(h) and before is not None:
-                yield held_out_sums(before[None], i)
-
-    def fold(self, k: int) -> Fold:
-        assigned = [assigned_folds(len(h), self.seed, i) for i, h in enumerate(self.features)]
-        # Examples in no fold (-1) are always fitted on.
-        return Fold(self._of([f != k for f in assigned]), self._of([f == k for f in assigned]))
+                sums.append(held_out_sums(before[None], i))
+        return sums
 
     def each(self, work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """As `Clients`, one by one."""
         return [work(item) for item in items]
 
-    def _of(self, masks: Sequence[Tensor]) -> Here:
-        features = [h[rows] for h, rows in zip(self.features, masks, strict=True)]
-        logits = self.logits and [z[rows] for z, rows in zip(self.logits, masks, strict=True)]
-        return Here(features, logits, self.seed)
+    def part(self, fold: int, *, held_out: bool) -> Here:
+        """The examples that a question is about; examples in no fold are always fitted on."""
+        if fold < 0 or self.fresh is not None:
+            return self.fresh if self.fresh is not None and held_out else self
+        if (fold, held_out) not in self._parts:
+            assigned = (assigned_folds(len(h), self.seed, i) for i, h in enumerate(self.features))
+            masks = [(f == fold) == held_out for f in assigned]
+            features = [h[rows] for h, rows in zip(self.features, masks, strict=True)]
+            logits = self.logits and [z[rows] for z, rows in zip(self.logits, masks, strict=True)]
+            self._parts[fold, held_out] = Here(features, logits, self.seed)
+        return self._parts[fold, held_out]
 
 
 def assigned_folds(n: int, seed: int, client: int) -> Tensor:

@@ -28,7 +28,7 @@ from fedshift.router.calibration import (
     tempered,
 )
 from fedshift.router.moments import Moments, pooled
-from fedshift.router.parts import Each, Fold, Here, OriginSums, Part, summed
+from fedshift.router.parts import Here, OriginSums, Part, summed
 from fedshift.router.parts import origin_sums as origin_sums
 from fedshift.router.score import ClientHead, shares
 
@@ -96,7 +96,10 @@ def refit(
 
     def loss(v: Floats) -> tuple[float, Floats]:
         head = units.head(v)
-        value, slope = _objective(ask(head), head, total, penalty)
+        sums = ask(head)
+        value = float(sums.loss) / total + penalty * float(head.xi.square().sum())
+        slope = torch.cat([sums.gamma[:, None], sums.xi], 1) / total
+        slope[:, 1:] += 2.0 * penalty * head.xi
         return value, units.flat_gradient(slope)
 
     # ftol = 0: stop only by the gradient, because the loss stops changing much earlier.
@@ -139,17 +142,7 @@ def refit_locally(
     rounds: int = 2000,
 ) -> Refit:
     """`refit` with all clients in this process: features[i] is client i's h [n_i, e]."""
-    return refit_part(Here(features), penalty=penalty, tolerance=tolerance, rounds=rounds)
-
-
-def _objective(
-    sums: OriginSums, head: ClientHead, total: float, penalty: float
-) -> tuple[float, Tensor]:
-    """The objective, and its gradient [N, 1 + e] in (gamma, xi)."""
-    value = float(sums.loss) / total + penalty * float(head.xi.square().sum())
-    slope = torch.cat([sums.gamma[:, None], sums.xi], 1) / total
-    slope[:, 1:] += 2.0 * penalty * head.xi
-    return value, slope
+    return refit_part(Part(Here(features)), penalty=penalty, tolerance=tolerance, rounds=rounds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,13 +240,10 @@ def discriminant(loading: float | None) -> Way:
     return Way(fit, fit, *grid)
 
 
-def fit_again(
-    way: Way, whole: Part, folds: Sequence[Fold], each: Each
-) -> tuple[ClientHead, Calibration | None]:
+def fit_again(way: Way, whole: Part, folds: Sequence[int]) -> tuple[ClientHead, Calibration | None]:
     """The head fitted to all examples, with the strength chosen on `folds`, and its measures.
 
-    each: how the candidates are tried. Raises InputError if there are several candidates but
-    nothing was held out.
+    Raises InputError if there are several candidates but nothing was held out.
     """
     if not folds and len(way.strengths) > 1:
         raise InputError(
@@ -262,6 +252,6 @@ def fit_again(
         )
     if not folds:
         return way.exact(whole, way.strengths[0]), None
-    best = choose(way.rough, way.strengths, way.temperatures, folds, each)
+    best = choose(way.rough, way.strengths, way.temperatures, whole, folds)
     head = tempered(way.exact(whole, best.strength), whole.sizes, best.temperature)
-    return head, Calibration(before(folds, each), best.figures, best.strength, best.temperature)
+    return head, Calibration(before(whole, folds), best.figures, best.strength, best.temperature)

@@ -5,31 +5,30 @@ Shapes: B queries, N clients, K classes, e client features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask, check_method
-from fedshift.arguments import check_whole
+from fedshift.arguments import check_kind, check_whole
 from fedshift.data import ClientData, check_clients
 from fedshift.errors import InputError, check_name
 from fedshift.model import Model
-from fedshift.router.answers import Answers, finite_answers
-from fedshift.router.bounded import bounded
+from fedshift.router.answers import Answers
 from fedshift.router.calibration import Calibration
 from fedshift.router.moments import Gaussians, moments, pooled
-from fedshift.router.parts import Clients, Fold, Here, folds_of
-from fedshift.router.queries import BLOCK, check_queries, check_server, check_thresholds
+from fedshift.router.parts import Clients, Here, Part, folds_of
 from fedshift.router.refit import LOADING, Way, discriminant, fit_again, penalised
-from fedshift.router.score import ClientHead, Numbers, Prior, log_tilt, posterior, scores
-from fedshift.router.sight import ClientOutputs, Sight
+from fedshift.router.score import ClientHead, Prior, log_tilt, scores
+from fedshift.router.sight import BLOCK, ClientOutputs, Pair, Sight, check_queries
 from fedshift.sketch import sketched
-from fedshift.tree import Params, Parts
+from fedshift.tree import Parts
 
 ABSTAIN = -1
 Mode = Literal["hard", "mixture"] | int
@@ -74,8 +73,8 @@ class Router:
     """
 
     model: Model
-    shared: tuple[Params, Params] = field(repr=False)
-    served: Mapping[int, tuple[Params, Params]] = field(repr=False)
+    shared: Pair = field(repr=False)
+    served: Mapping[int, Pair] = field(repr=False)
     sizes: Tensor
     prior: Prior = "posterior"
     head: ClientHead | None = field(default=None, repr=False)
@@ -106,7 +105,10 @@ class Router:
         is not shared, and for a prior that is no distribution.
         """
         check_method(algorithm)
-        check_server(server)
+        cure = "give Router.of(method, played.server, played.states)"
+        check_kind("server", server, dict, cure)
+        if "params" not in server:
+            raise InputError(f'server has no "params", as a round\'s has; {cure}')
         if not untrained and not ask(algorithm, Capabilities.trains_router):
             raise InputError(
                 f"this {type(algorithm).__name__} has trained no router: nothing in its objective "
@@ -124,7 +126,7 @@ class Router:
         cls,
         algorithm: Algorithm,
         server: Parts,
-        first: tuple[Params, Params],
+        first: Pair,
         took_part: Iterable[int],
         prior: Prior = "posterior",
     ) -> Router:
@@ -137,8 +139,8 @@ class Router:
 
     @classmethod
     def _make(
-        cls, model: Model, server: Parts, pair: tuple[Params, Params], ids: Iterable[int],
-        served: Mapping[int, tuple[Params, Params]], prior: Prior,
+        cls, model: Model, server: Parts, pair: Pair, ids: Iterable[int],
+        served: Mapping[int, Pair], prior: Prior,
     ) -> Router:  # fmt: skip
         params, buffers = pair
         private = [k for k in params if k.startswith("router.") and k not in server["params"]]
@@ -168,11 +170,9 @@ class Router:
         """Client features h [B, e]. Raises InputError for a model that does not return them."""
         return self._sight.features(x)
 
-    def scores(
-        self, x: Tensor, prior: Prior | None = None, prices: Numbers | None = None
-    ) -> Tensor:
-        """z - log(n/N) + log q - mu [B, N] float64; minus infinity for clients without queries."""
-        return scores(self.logits(x), self.sizes, self._prior(prior), prices)
+    def scores(self, x: Tensor, prior: Prior | None = None) -> Tensor:
+        """z - log(n/N) + log q [B, N] float64; minus infinity for clients without queries."""
+        return scores(self.logits(x), self.sizes, self._prior(prior))
 
     def novelty(self, x: Tensor) -> Tensor:
         """Squared Mahalanobis distance [B] to the nearest client; needs `with_moments`."""
@@ -188,7 +188,6 @@ class Router:
         k: int = 1,
         *,
         prior: Prior | None = None,
-        prices: Numbers | None = None,
         min_posterior: float | None = None,
         max_novelty: float | None = None,
     ) -> Routed:
@@ -201,11 +200,10 @@ class Router:
         the first.
         """
         k = self._check_width(k)
-        check_thresholds(min_posterior, max_novelty)
-        z, rule = self.logits(x), self._prior(prior)
-        # Prices change the choice, not the reported probabilities.
-        probabilities = posterior(z, self.sizes, rule)
-        chosen = best(self._choice_scores(z, rule, prices), k)
+        _check_threshold("min_posterior", min_posterior, "a probability, 0 to 1", 1.0)
+        _check_threshold("max_novelty", max_novelty, "a squared distance, 0 or more", math.inf)
+        score = self.scores(x, prior)
+        probabilities, chosen = score.softmax(1), best(score, k)
         refused = torch.zeros(len(x), dtype=torch.bool, device=probabilities.device)
         if min_posterior is not None:
             refused |= probabilities.amax(1) < min_posterior
@@ -221,15 +219,13 @@ class Router:
         mode: Mode = "hard",
         *,
         prior: Prior | None = None,
-        prices: Numbers | None = None,
     ) -> Tensor:
         """Class probabilities [B, K] float64: P(y | x) = sum_i r_i(x) P_i(y | x) / sum_i r_i(x).
 
         The sums run over the chosen clients: one for "hard", k for a number, all for "mixture",
         which is Bayes' rule for queries drawn from the prior. If clients differ only in their
-        classifiers, any of these costs one pass plus the classifiers (those in float32 are mixed in
-        float32, to 1e-6); otherwise each client takes a pass for its queries. Raises InputError as
-        `route`.
+        classifiers, any of these costs one pass plus the classifiers; otherwise each client takes a
+        pass for its queries. Raises InputError as `route`.
         """
         if away := [i for i in self.clients if i not in self.served]:
             raise InputError(
@@ -237,7 +233,7 @@ class Router:
                 "site has the answer"
             )
         k, x = self._clients_asked(mode), check_queries(x)
-        blocks = [self._predict(b, k, self._prior(prior), prices) for b in torch.split(x, BLOCK)]
+        blocks = [self._predict(b, k, self._prior(prior)) for b in torch.split(x, BLOCK)]
         return torch.cat(blocks)
 
     def without(self, client: int) -> Router:
@@ -327,30 +323,23 @@ class Router:
         novelty: float | None = None, cap: float = 1.0,
     ) -> Router:  # fmt: skip
         """Refit the head on these clients' examples, with held-out folds or on `fresh` inputs."""
-        here = Here(*self._outputs_of(clients), seed)
-        if fresh is None:
-            return self.fitted(way, here, seed, novelty, cap)
-        fresh_ones = Here(*self._sight.of_clients(fresh, "a held-out example"))
-        fold = Fold(bounded(here, cap).whole, bounded(fresh_ones, cap).whole)
-        return self._fit(way, bounded(here, cap), [fold], novelty)
+        fresh_ones = None
+        if fresh is not None:
+            fresh_ones = Here(*self._sight.of_clients(fresh, "a held-out example"))
+        here = Here(*self._outputs_of(clients), seed, fresh_ones)
+        return self.fitted(way, here, novelty, cap)
 
     def fitted(
-        self, way: Way, clients: Clients, seed: int = 0, novelty: float | None = None,
-        cap: float = 1.0,
-    ) -> Router:  # fmt: skip
+        self, way: Way, clients: Clients, novelty: float | None = None, cap: float = 1.0
+    ) -> Router:
         """This router with the head refitted from what clients send, wherever they are.
 
         novelty: set the moments as well, with this loading. cap and errors: as in `refitted`.
         """
-        clients = bounded(clients, cap)
-        folds = [clients.fold(k) for k in folds_of(clients.whole.sizes)]
-        return self._fit(way, clients, folds, novelty)
-
-    def _fit(
-        self, way: Way, clients: Clients, folds: Sequence[Fold], novelty: float | None
-    ) -> Router:
-        whole = clients.whole
-        head, figures = fit_again(way, whole, folds, clients.each)
+        whole = Part(clients, cap)
+        held_apart = isinstance(clients, Here) and clients.fresh is not None
+        folds = [0] if held_apart else folds_of(whole.sizes)
+        head, figures = fit_again(way, whole, folds)
         # The head's intercepts contain the sizes that it was fitted to, so store these. Clients
         # that were left out keep 0.
         sizes = torch.where(self.sizes > 0, whole.sizes, 0.0)
@@ -369,28 +358,15 @@ class Router:
     def _answers(self) -> Answers:
         return Answers(self.model, self.shared, self.served)
 
-    def _predict(self, x: Tensor, k: int, rule: Prior, prices: Numbers | None) -> Tensor:
+    def _predict(self, x: Tensor, k: int, rule: Prior) -> Tensor:
         """Class probabilities for one block of queries, by the k best clients for each."""
-        outputs = self._answers.see(x)
-        z = self._sight.logits_of(outputs.out)
-        if k == 1:  # no mixture: each client's model runs only on its own queries
-            client = best(self._choice_scores(z, rule, prices), 1)[:, 0]
-            return finite_answers(self._answers.chosen(x, outputs, client))
-        score = scores(z, self.sizes, rule)
+        seen = self._answers.see(x)
+        score = scores(self._sight.logits_of(seen.out), self.sizes, rule)
         if k < len(self.clients):
-            # Choose by scores with prices, but mix by the posterior: a price is no evidence.
-            chosen = best(self._choice_scores(z, rule, prices), k)
-            chosen_scores = score.gather(1, chosen)
-            score = torch.full_like(score, -torch.inf).scatter(1, chosen, chosen_scores)
+            chosen = best(score, k)
+            score = torch.full_like(score, -torch.inf).scatter(1, chosen, score.gather(1, chosen))
         # Softmax over the chosen clients is their posterior, renormalised without underflow.
-        return finite_answers(self._answers.mixed(x, outputs, score.softmax(1)))
-
-    def _choice_scores(self, z: Tensor, rule: Prior, prices: Numbers | None) -> Tensor:
-        """The scores to choose by [B, N]; a client of probability 0 is not chosen at any price."""
-        score = scores(z, self.sizes, rule, prices)
-        if prices is None:
-            return score
-        return score.masked_fill(posterior(z, self.sizes, rule) == 0.0, -torch.inf)
+        return self._answers.mixed(seen, score.softmax(1))
 
     def _prior(self, prior: Prior | None) -> Prior:
         return self.prior if prior is None else prior
@@ -410,3 +386,9 @@ class Router:
                 f"k = {k} clients of {len(self.clients)}; give 1 to all of them, a whole number"
             )
         return int(k)
+
+
+def _check_threshold(name: str, value: float | None, allowed: str, largest: float) -> None:
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if value is not None and (not number or not 0.0 <= value <= largest):
+        raise InputError(f"{name} must be {allowed}, or None to refuse nothing, got {value!r}")

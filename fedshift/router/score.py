@@ -39,15 +39,13 @@ class ClientHead:
         return gamma + features.double() @ xi.T
 
 
-def scores(
-    logits: Tensor, sizes: Tensor, prior: Prior = "posterior", prices: Numbers | None = None
-) -> Tensor:
-    """s_i(x) = z_i(x) - log(n_i / N) + log q_i - mu_i; [B, N] float64.
+def scores(logits: Tensor, sizes: Tensor, prior: Prior = "posterior") -> Tensor:
+    """s_i(x) = z_i(x) - log(n_i / N) + log q_i; [B, N] float64.
 
     z [B, N] are raw client logits: they contain log(n_i / N), because the router was fitted to
     clients of these sizes n [N]. So z_i - log(n_i / N) is the log of client i's density, up to a
-    function of x that all clients share, and softmax(s) at mu = 0 is P(client | x) when queries
-    come from the clients in proportions q.
+    function of x that all clients share, and softmax(s) is P(client | x) when queries come from the
+    clients in proportions q.
 
         "posterior"  q_i = n_i / N: s = z. The paper's rule
         "density"    q_i = 1 / N: which population x resembles most. The rule of the authors' code
@@ -55,25 +53,21 @@ def scores(
 
     Only clients with n_i > 0 count in N, and q is conditioned on x coming from one of them.
 
-    prices mu [N], in nats, make clients less attractive, for example at their capacity. A client
-    with n_i = 0 or q_i = 0 scores minus infinity. Logarithms are taken in float64.
+    A client with n_i = 0 or q_i = 0 scores minus infinity. Logarithms are taken in float64.
 
     Source: Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 2.3; other priors: Saerens, Latinne
-    and Decaestecker 2002. Raises InputError for invalid priors, sizes or prices.
+    and Decaestecker 2002. Raises InputError for invalid priors or sizes.
     """
     if logits.ndim != 2 or logits.shape[1:] != sizes.shape:
         raise InputError(
             f"client logits {tuple(logits.shape)} for sizes {tuple(sizes.shape)}; "
             "give [B, N] and [N]"
         )
-    shift = log_tilt(sizes, prior)
-    if prices is not None:
-        shift = shift - _checked_prices(prices, len(sizes))
-    return logits.double() + shift.to(logits.device)
+    return logits.double() + log_tilt(sizes, prior).to(logits.device)
 
 
 def posterior(logits: Tensor, sizes: Tensor, prior: Prior = "posterior") -> Tensor:
-    """r_i(x) = softmax_i(s(x)) without prices: P(client i | x) under the prior, [B, N] float64."""
+    """r_i(x) = softmax_i(s(x)): P(client i | x) under the prior, [B, N] float64."""
     return scores(logits, sizes, prior).softmax(1)
 
 
@@ -84,7 +78,7 @@ def log_tilt(sizes: Tensor, prior: Prior) -> Tensor:
     """
     client_shares = shares(sizes)
     if not isinstance(prior, str):
-        prior_shares = _checked_prior(_numbers("a prior", prior), client_shares)
+        prior_shares = _checked_prior(prior, client_shares)
         # Distribute the mass of clients that get no queries among the others.
         unusable = float(prior_shares[client_shares == 0].sum())
         q = prior_shares / (1.0 - unusable) if unusable else prior_shares
@@ -110,15 +104,12 @@ def shares(sizes: Tensor) -> Tensor:
     return n / total
 
 
-def _numbers(what: str, values: Numbers) -> Tensor:
-    try:
-        return torch.as_tensor(values, dtype=torch.float64).detach().cpu()
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"{what} must be a number per client, got {values!r}") from None
-
-
-def _checked_prior(q: Tensor, client_shares: Tensor) -> Tensor:
+def _checked_prior(prior: Numbers, client_shares: Tensor) -> Tensor:
     """The prior. Raises InputError unless it is a distribution over clients, one of them usable."""
+    try:
+        q = torch.as_tensor(prior, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"a prior must be a number per client, got {prior!r}") from None
     if q.shape != client_shares.shape:
         raise InputError(
             f"a prior of shape {tuple(q.shape)} for {len(client_shares)} clients; give one each"
@@ -131,13 +122,6 @@ def _checked_prior(q: Tensor, client_shares: Tensor) -> Tensor:
             f"give mass to one of {(client_shares > 0).nonzero().flatten().tolist()}"
         )
     return q
-
-
-def _checked_prices(prices: Numbers, clients: int) -> Tensor:
-    mu = _numbers("prices", prices)
-    if mu.shape != (clients,) or not bool(torch.isfinite(mu).all()):
-        raise InputError(f"prices must be {clients} finite numbers, got {_shown(mu)}")
-    return mu
 
 
 def _shown(v: Tensor) -> str:

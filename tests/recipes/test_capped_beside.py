@@ -11,11 +11,9 @@ import torch
 from fedshift.client.local import Local
 from fedshift.engine.run import start
 from fedshift.recipes import Setting
-from fedshift.router.bounded import bounded
-from fedshift.router.moments import Moments, pooled
-from fedshift.router.parts import Fold, HeldOutSums, Here, OriginSums, Part
+from fedshift.router.moments import pooled
+from fedshift.router.parts import Here, Part, Question
 from fedshift.router.refit import refit_part
-from fedshift.router.score import ClientHead
 from fedshift.server.cap import capped_sizes
 from fedshift.server.combine import Mean
 from fedshift.server.heads import head_weights
@@ -148,28 +146,13 @@ def test_fedpacs_heads() -> None:
 class _Lies(Here):
     """Clients, of which the third multiplies all its sums by 10^7."""
 
-    by = 1e7
-
-    @property
-    def sizes(self) -> torch.Tensor:
-        return torch.stack([one.n for one in self.moments()])
-
-    @property
-    def whole(self) -> Any:
-        return self
-
-    def moments(self) -> list[Moments]:
-        return [_times(one, i, self.by) for i, one in enumerate(super().moments())]
-
-    def origin_sums(self, head: ClientHead) -> list[OriginSums]:
-        return [_times(one, i, self.by) for i, one in enumerate(super().origin_sums(head))]
-
-    def held_out_sums(self, heads: Any) -> list[HeldOutSums]:
-        return [_times(one, i, self.by) for i, one in enumerate(super().held_out_sums(heads))]
+    def ask(self, question: Question) -> list[Any]:
+        sent = super().ask(question)
+        return [_times(one, 1e7) if i == LIAR else one for i, one in enumerate(sent)]
 
 
-def _times(one: Any, i: int, by: float) -> Any:
-    return type(one)(*(by * v for v in one)) if i == LIAR else one
+def _times(one: Any, by: float) -> Any:
+    return type(one)(*(by * v for v in one))
 
 
 SAMPLES = [drawn((40, 3), seed=i) + float(i) for i in range(4)]
@@ -177,37 +160,32 @@ SAMPLES = [drawn((40, 3), seed=i) + float(i) for i in range(4)]
 
 def test_a_routers_refit() -> None:
     """10^9 claimed examples make the others vanish from the fit; a cap leaves them their share."""
-    free, plain = (refit_part(part, penalty=1e-2).head for part in (_Lies(SAMPLES), Here(SAMPLES)))
+    clients = (_Lies(SAMPLES), Here(SAMPLES))
+    free, plain = (refit_part(Part(each), penalty=1e-2).head for each in clients)
     other = SAMPLES[1].double()
     assert float(plain(other).log_softmax(1).exp()[:, 1].mean()) > 0.4
     assert float(free(other).log_softmax(1).exp()[:, 1].mean()) < 0.01
-    part = bounded(_Lies(SAMPLES), CAP).whole
+    part = Part(_Lies(SAMPLES), CAP)
     assert float(part.sizes[LIAR] / part.sizes.sum()) == pytest.approx(CAP)
     head = refit_part(part, penalty=1e-2).head
     assert float(head(other).log_softmax(1).exp()[:, 1].mean()) > 0.3
 
 
 def test_a_routers_moments() -> None:
-    free, part = pooled(_Lies(SAMPLES).moments()), bounded(_Lies(SAMPLES), CAP).whole
-    gaussians = pooled(part.moments())
-    share = [float(g.sizes[LIAR] / g.sizes.sum()) for g in (free, gaussians)]
+    free, capped = (pooled(Part(_Lies(SAMPLES), cap).moments()) for cap in (1.0, CAP))
+    share = [float(g.sizes[LIAR] / g.sizes.sum()) for g in (free, capped)]
     assert share == pytest.approx([1.0, CAP], abs=1e-6)
     # Means are of each client's own and stay.
-    assert torch.allclose(free.means, gaussians.means)
+    assert torch.allclose(free.means, capped.means)
 
 
 def test_what_is_held_out() -> None:
-    part: Part = bounded(_Lies(SAMPLES), CAP).fold(1).held_out
-    assert isinstance(bounded(_Lies(SAMPLES), CAP).fold(1), Fold)
-    head = pooled(Here(SAMPLES).moments()).head()
-    sent = part.held_out_sums([head])
+    head = pooled(Part(Here(SAMPLES)).moments()).head()
+    sent = Part(_Lies(SAMPLES), CAP).of_fold(1, held_out=True).held_out_sums([head])
     n = torch.stack([one.n for one in sent])
     assert float(n[LIAR] / n.sum()) <= CAP + 1e-12
 
 
-def test_no_cap_is_no_wrapper() -> None:
-    here = Here(SAMPLES)
-    assert bounded(here, 1.0) is here
-    # A cap above all shares multiplies by 1.
-    one, two = refit_part(here, penalty=1e-2), refit_part(bounded(here, 0.5).whole, penalty=1e-2)
+def test_a_cap_above_all_shares_changes_nothing() -> None:
+    one, two = (refit_part(Part(Here(SAMPLES), cap), penalty=1e-2) for cap in (1.0, 0.5))
     assert one.head.xi.equal(two.head.xi)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +10,7 @@ import torch
 from torch import Tensor
 
 from fedshift import recipes
-from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.finetune import FineTune
-from fedshift.client.origin import ClientEntropy
-from fedshift.client.sharing import Share
-from fedshift.errors import InputError
 from fedshift.router.quality import threshold
 from fedshift.router.route import ABSTAIN, Router
 from fedshift.router.score import estimate_prior, posterior, scores
@@ -41,14 +36,11 @@ def answers(router: Router, x: Tensor) -> Tensor:
     return torch.stack([router.model(*m, x)["logits"].double().softmax(1) for m in models])
 
 
-# ------------------------------------------------------------------------------------------- scores
-
-
 def test_the_score_is_the_formula() -> None:
     z, n = drawn((20, 3)), torch.tensor([10.0, 30, 60]).double()
-    q, mu = torch.tensor([0.5, 0.2, 0.3]).double(), torch.tensor([0.0, 1.0, -2.0]).double()
-    by_hand = z - (n / 100).log() + q.log() - mu
-    assert torch.allclose(scores(z, n, q, mu), by_hand, rtol=0, atol=1e-14)
+    q = torch.tensor([0.5, 0.2, 0.3]).double()
+    by_hand = z - (n / 100).log() + q.log()
+    assert torch.allclose(scores(z, n, q), by_hand, rtol=0, atol=1e-14)
     assert torch.equal(scores(z, n), z)
     density = z - (n / 100).log() - np.log(3)
     assert torch.allclose(scores(z, n, "density"), density, rtol=0, atol=1e-14)
@@ -90,35 +82,6 @@ def test_a_client_without_queries_gets_no_mass() -> None:
     assert torch.allclose(prior, torch.tensor([0.5, 0, 0, 0.5]).double(), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("prior", "message"),
-    [
-        ("uniform", 'unknown prior "uniform"; allowed: density, posterior'),
-        (torch.tensor([0.5, 0.5]), r"a prior of shape \(2,\) for 3 clients"),
-        (torch.tensor([0.5, 0.5, 0.5]), r"sum to 1, got \[0.5, 0.5, 0.5\]"),
-        (torch.tensor([0.0, 0.0, 1.0]), r"give mass to one of \[0, 1\]"),
-    ],
-)
-def test_wrong_priors_are_refused(prior: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        scores(drawn((4, 3)), torch.tensor([1.0, 1.0, 0.0]), prior)
-
-
-def test_wrong_sizes_and_prices_are_refused() -> None:
-    z = drawn((4, 3))
-    with pytest.raises(InputError, match=r"client logits \(4, 3\) for sizes \(2,\)"):
-        scores(z, torch.ones(2))
-    with pytest.raises(InputError, match=r"not all 0, got \[0, 0, 0\]"):
-        scores(z, torch.zeros(3))
-    with pytest.raises(InputError, match=r"prices must be 3 finite numbers, got \[inf, 0, 0\]"):
-        scores(z, torch.ones(3), prices=torch.tensor([float("inf"), 0.0, 0.0]))
-    with pytest.raises(InputError, match="no queries to estimate a prior from"):
-        estimate_prior(z[:0], torch.ones(3))
-
-
-# ------------------------------------------------------------------------------------------ routing
-
-
 def test_the_best_clients_come_first(router: Router, queries: Tensor) -> None:
     clients, probabilities = router.route(queries, k=3)
     r = router.scores(queries).softmax(1)
@@ -158,23 +121,6 @@ def test_all_of_equal_clients_is_any_of_them(router: Router, queries: Tensor) ->
     assert float((router.predict(queries, "mixture") - one_client).abs().max()) > 1e-2
 
 
-def test_prices_move_the_choice_and_not_the_probabilities(router: Router, queries: Tensor) -> None:
-    plain = router.route(queries, k=N)
-    busiest = int(plain.clients[:, 0].mode().values)
-    prices = torch.zeros(N)
-    prices[busiest] = 50.0
-    priced = router.route(queries, k=N, prices=prices)
-    assert set(priced.clients[:, -1].tolist()) == {busiest}
-    one = torch.zeros(len(queries), N).double().scatter(1, plain.clients, plain.probabilities)
-    two = torch.zeros(len(queries), N).double().scatter(1, priced.clients, priced.probabilities)
-    assert torch.equal(one, two)
-    assert torch.equal(router.route(queries, prices=torch.full((N,), 3.0)).clients[:, 0],
-                       plain.clients[:, 0])  # fmt: skip
-    others = replace(router, sizes=router.sizes.index_fill(0, torch.tensor(busiest), 0.0))
-    gone = others.predict(queries) - router.predict(queries, prices=prices)
-    assert float(gone.abs().max()) < 1e-12
-
-
 def test_nothing_is_refused_at_coverage_1(router: Router, queries: Tensor) -> None:
     clients = make_clients()
     with_moments = router.with_moments(clients)
@@ -209,11 +155,6 @@ def test_a_client_that_has_left_changes_no_odds(router: Router, queries: Tensor)
     full, less = (r.scores(queries).softmax(1) for r in (router, gone))
     assert torch.allclose(full[:, 4] / full[:, 1], less[:, 4] / less[:, 1], rtol=1e-10, atol=0)
     assert float(less[:, 3].max()) == 0
-    with pytest.raises(InputError, match=r"client 3 cannot be routed to; there are \[0, 1, 2"):
-        gone.without(3)
-    only = replace(router, sizes=torch.eye(N)[2])
-    with pytest.raises(InputError, match="client 2 is the last one"):
-        only.without(2)
 
 
 def test_a_client_that_has_left_makes_its_queries_new(router: Router) -> None:
@@ -257,23 +198,15 @@ def test_clients_that_cannot_be_routed_to_have_no_prior(router: Router, queries:
     same = gone.scores(queries, even) - gone.scores(queries, "density")
     assert float(same[:, [0, 1, 2, 4, 5]].abs().max()) < 1e-6
     assert not torch.allclose(router.scores(queries, q), router.scores(queries, left))
-    all_of_it = replace(router, prior=torch.eye(N)[3])
-    with pytest.raises(InputError, match="is 0 for every client that can be routed to"):
-        all_of_it.without(3)
 
 
 def test_no_client_of_probability_0_is_listed(router: Router, queries: Tensor) -> None:
-    """A prior that rules clients out leaves places empty; a price cannot fill them."""
+    """A prior that rules clients out leaves places empty."""
     q = torch.tensor([0.5, 0.0, 0.25, 0.25, 0.0, 0.0])
     clients, probabilities = router.route(queries, k=N, prior=q)
     assert set(clients[:, :3].flatten().tolist()) == {0, 2, 3}
     assert bool((clients[:, 3:] == ABSTAIN).all())
     assert bool(((clients == ABSTAIN) == (probabilities == 0)).all())
-    dear = torch.tensor([2e3, 0, 2e3, 2e3, 0, 0])
-    priced = router.route(queries, k=N, prior=q, prices=dear)
-    assert torch.equal(priced.clients, clients)
-    cheap = router.predict(queries, prior=q, prices=dear)
-    assert torch.equal(cheap, router.predict(queries, prior=q))
     assert not bool((router.route(queries, k=N).clients == ABSTAIN).any())
 
 
@@ -297,8 +230,6 @@ def test_clients_that_never_took_part_are_not_routed_to() -> None:
     assert router.clients == played.cohort.tolist()
     x = make_clients()[0].x
     assert set(router.route(x, k=3).clients.flatten().tolist()) == set(router.clients)
-    with pytest.raises(InputError, match="k = 4 clients of 3; give 1 to all of them"):
-        router.route(x, k=4)
 
 
 def test_fine_tuned_clients_are_routed_by_the_server(queries: Tensor) -> None:
@@ -324,27 +255,24 @@ def test_blocks_do_not_matter(router: Router, queries: Tensor) -> None:
     assert float((predicted - router.predict(queries, 2)).abs().max()) < 1e-6
 
 
-def test_a_router_that_cannot_be_built_says_why(router: Router, queries: Tensor) -> None:
-    played = final(ALGORITHM, routed_federation(MODEL), 1)
-    with pytest.raises(InputError, match="no client has taken part yet"):
-        Router.of(ALGORITHM, played.server, {})
-    private = FedAvg(MODEL, ClientEntropy(), share=Share(("head.", "router.")))
-    alone = final(private, routed_federation(MODEL), 1)
-    with pytest.raises(InputError, match='"router.branch.0.0.weight" stays on the clients'):
-        Router.of(private, alone.server, alone.states)
-    plain = routed_model(None)
-    setting = routed_setting(plain)
-    head = final(recipes.fedper(setting), routed_federation(plain), 1)
-    without = Router.of(recipes.fedper(setting), head.server, head.states, untrained=True)
-    with pytest.raises(InputError, match='routing needs "client_logits"'):
-        without.route(queries)
-    with pytest.raises(InputError, match='this needs "client_features", and the model returns'):
-        without.features(queries)
-    with pytest.raises(InputError, match="novelty needs the clients' moments"):
-        router.novelty(queries)
-    with pytest.raises(InputError, match='unknown mode .* "sfot"; allowed: hard, mixture'):
-        router.predict(queries, "sfot")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="no queries; give at least one"):
-        router.predict(queries[:0])
-    with pytest.raises(InputError, match="2 clients given, the router tells 6 apart"):
-        router.refitted(make_clients()[:2])
+def test_a_router_that_was_never_trained_can_be_refitted(queries: Tensor) -> None:
+    """Its branch is random, and yet a refit finds clients better than chance."""
+    method = recipes.fedavg(routed_setting(MODEL))
+    played = final(method, routed_federation(MODEL), 1)
+    raw = Router.of(method, played.server, played.states, untrained=True)
+    origin = torch.repeat_interleave(torch.arange(N), torch.tensor(SIZES))
+
+    def right(r: Router) -> float:
+        return float((r.route(queries).clients[:, 0] == origin).double().mean())
+
+    assert right(raw) < 0.3
+    assert right(raw.refitted(make_clients())) > right(raw) + 0.1
+
+
+def test_numbers_of_any_kind_do(router: Router, queries: Tensor) -> None:
+    assert torch.equal(router.route(queries, np.int64(2)).clients, router.route(queries, 2).clients)
+    q = [0.1, 0.2, 0.3, 0.1, 0.1, 0.2]
+    predicted = router.predict(queries, 2, prior=torch.tensor(q, dtype=torch.float64))
+    for kind in (list, tuple, np.array):
+        assert torch.equal(router.predict(queries, 2, prior=kind(q)), predicted)
+    assert not torch.equal(router.predict(queries, 2), predicted)

@@ -148,14 +148,6 @@ def test_a_shared_body_is_gone_through_once() -> None:
     assert [passes(apart, x, mode) for mode in ("hard", "mixture")] == [2 * B, (1 + N) * B]
 
 
-def test_many_clients_are_asked_in_tables_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    router = router_of(routed_model(N), "head.")
-    x = torch.randn(B, FEATURES, generator=generator(1, "queries"))
-    whole = router.predict(x, "mixture")
-    monkeypatch.setattr("fedshift.router.answers.TABLE", B * CLASSES * 3)
-    assert torch.allclose(router.predict(x, "mixture"), whole, rtol=0, atol=1e-7)
-
-
 def unlikely(logit: float) -> Router:
     """Client i's classifier gives class 0 the logit `logit` - i, whatever the query."""
     router = router_of(routed_model(N), "head.")
@@ -183,13 +175,13 @@ def test_each_query_is_answered_by_the_client_that_it_is_sent_to() -> None:
     """One client takes all queries, or each its own; the answers are in the queries' order."""
     router = router_of(routed_model(N), "head.")
     x = torch.randn(B, FEATURES, generator=generator(1, "queries"))
-    for prices in (None, [-99.0, 0, 0, 0], [0.0, 0, 0, -99]):
-        chosen = router.route(x, prices=prices).clients[:, 0].tolist()
+    for prior in ("posterior", [0.97, 0.01, 0.01, 0.01], [0.01, 0.01, 0.01, 0.97]):
+        chosen = router.route(x, prior=prior).clients[:, 0].tolist()
         plain = [router.model(*router.served[i], q[None])["logits"].double().softmax(1)
                  for i, q in zip(chosen, x, strict=True)]  # fmt: skip
-        predicted = router.predict(x, prices=prices)
+        predicted = router.predict(x, prior=prior)
         assert torch.allclose(predicted, torch.cat(plain), rtol=0, atol=1e-6)
-        turned = router.predict(x.flip(0), prices=prices)
+        turned = router.predict(x.flip(0), prior=prior)
         assert torch.allclose(turned.flip(0), predicted, rtol=0, atol=1e-6)
         assert not torch.allclose(turned, predicted, rtol=0, atol=1e-3)
 

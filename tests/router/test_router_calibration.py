@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedshift.data import ClientData, client_data
-from fedshift.errors import InputError
 from fedshift.router.calibration import Calibration, HeldOut, figures, tempered
 from fedshift.router.parts import FOLDS, Here, Part, folds_of, held_out_sums
 from fedshift.router.quality import calibration_error
@@ -48,27 +47,20 @@ def test_clients_sums_give_the_pooled_figures() -> None:
 def test_every_example_is_held_out_once_but_a_clients_only_one() -> None:
     marked = [torch.arange(float(len(h)))[:, None] for h in SAMPLES]
     here = Here(marked, marked, 0)
-    assert folds_of(here.sizes) == list(range(FOLDS))
-    parts = [here.fold(k) for k in range(FOLDS)]
+    assert folds_of(Part(here).sizes) == list(range(FOLDS))
+    parts = [tuple(here.part(k, held_out=out) for out in (True, False)) for k in range(FOLDS)]
     for i, n in enumerate((40, 25, 60)):
-        held_out = torch.cat([features_of(p.held_out, i) for p in parts])
-        assert sorted(held_out[:, 0].tolist()) == list(range(n))
-        for p in parts:
-            whole = torch.cat([features_of(p.held_out, i), features_of(p.fit, i)])
+        assert sorted(v for out, _ in parts for v in out.features[i][:, 0].tolist()) == [*range(n)]
+        for held_out, fit in parts:
+            whole = torch.cat([held_out.features[i], fit.features[i]])
             assert sorted(whole[:, 0].tolist()) == list(range(n))
-            assert isinstance(p.held_out, Here)
-            assert p.held_out.logits is not None
-            assert torch.equal(p.held_out.logits[i], p.held_out.features[i])
-    assert all(p.held_out.sizes[3] == 0 and p.fit.sizes[3] == 1 for p in parts)
-    other = Here(marked, None, 1).fold(0)
-    assert not torch.equal(features_of(other.held_out, 0), features_of(parts[0].held_out, 0))
-    alone = Here(marked[:1], None, 0).fold(0)
-    assert torch.equal(features_of(alone.held_out, 0), features_of(parts[0].held_out, 0))
-
-
-def features_of(part: Part, client: int) -> Tensor:
-    assert isinstance(part, Here)
-    return part.features[client]
+            assert held_out.logits is not None
+            assert torch.equal(held_out.logits[i], held_out.features[i])
+    assert all(len(out.features[3]) == 0 and len(fit.features[3]) == 1 for out, fit in parts)
+    first = parts[0][0].features[0]
+    other, alone = Here(marked, None, 1), Here(marked[:1], None, 0)
+    assert not torch.equal(other.part(0, held_out=True).features[0], first)
+    assert torch.equal(alone.part(0, held_out=True).features[0], first)
 
 
 def test_many_examples_take_fewer_folds() -> None:
@@ -191,22 +183,6 @@ def test_clients_sums_give_the_spread_of_the_change() -> None:
     change = z.log_softmax(2)[..., 2] - before.log_softmax(1)[:, 2]
     assert torch.allclose(sums.square, change.square().sum(1), rtol=1e-12, atol=0)
     assert float(held_out_sums(before[None], 2, before).square) == 0
-
-
-def test_refits_that_cannot_be_tried_are_refused(router: Router) -> None:
-    single = make_clients(sizes=(1,) * len(SIZES))
-    with pytest.raises(InputError, match="no client has two examples, so none can be held out"):
-        router.refitted(single)
-    assert router.refitted(single, penalty=1e-2).calibration is None
-    clients = make_clients()
-    with pytest.raises(InputError, match="2 clients given, the router tells 6 apart; give all"):
-        router.refitted(clients, fresh=[c.x for c in clients[:2]])
-    with pytest.raises(InputError, match="none of these clients has a held-out example"):
-        router.from_moments(clients, fresh=[c.x[:0] for c in clients])
-    with pytest.raises(InputError, match=r"tolerance=nan, rounds=2000; give a finite tolerance"):
-        router.refitted(clients, tolerance=float("nan"))
-    with pytest.raises(InputError, match=r"rounds=0; give a finite tolerance of 0 or more"):
-        router.refitted(clients, rounds=0)
 
 
 def test_a_network_without_client_logits_has_no_figures_before() -> None:
