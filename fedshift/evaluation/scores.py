@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -29,19 +30,23 @@ LARGEST = 1000 * 3 * 96 * 96
 MOST_CLASSES = 1000
 
 
+# Outputs [b, K], inputs x, labels y [b], and the set [b] that each row is from.
+Block = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
 class Scored(ABC):
     """Base of all scores: a dataclass of sums, so that scores can be added.
 
-    total  [K] examples by label
+    total    [K] examples by label
+    correct  [K] those of them that are predicted rightly
     """
 
     total: Tensor
+    correct: Tensor
     loss_sum: float
 
     def __add__(self, other: Self) -> Self:
-        names = [one.name for one in fields(self)]  # type: ignore[arg-type]
-        pairs = ((getattr(self, name), getattr(other, name)) for name in names)
-        return type(self)(*(None if a is None or b is None else a + b for a, b in pairs))
+        return pooled([self, other])
 
     @property
     def n(self) -> int:
@@ -51,17 +56,19 @@ class Scored(ABC):
     @property
     def loss(self) -> float:
         """Mean loss; NaN without examples."""
-        return self.loss_sum / self.n if self.n else float("nan")
+        return self.loss_sum / self.n if self.n else math.nan
 
     @property
-    @abstractmethod
     def accuracy(self) -> float:
         """Fraction right; NaN without examples."""
+        # A quotient of integers is exact, however many examples there are.
+        return int(self.correct.sum()) / self.n if self.n else math.nan
 
     @property
-    @abstractmethod
     def recall(self) -> list[float | None]:
         """Fraction right per label; None for a label without examples."""
+        pairs = zip(self.correct.tolist(), self.total.tolist(), strict=True)
+        return [c / n if n else None for c, n in pairs]
 
     @property
     @abstractmethod
@@ -69,9 +76,9 @@ class Scored(ABC):
         """The mean of F1 over the labels that occur; NaN without examples."""
 
     @property
-    @abstractmethod
     def others(self) -> dict[str, float]:
         """Further numbers by name, which only some tasks have, such as an R^2."""
+        return {}
 
 
 @sketched
@@ -94,18 +101,6 @@ class Score(Scored):
     confusion: Tensor | None = field(default=None, repr=False)
 
     @property
-    def accuracy(self) -> float:
-        """Fraction right; NaN without examples."""
-        # A quotient of integers is exact, however many examples there are.
-        return int(self.correct.sum()) / self.n if self.n else float("nan")
-
-    @property
-    def recall(self) -> list[float | None]:
-        """Fraction right per label; None for a label without examples."""
-        pairs = zip(self.correct.tolist(), self.total.tolist(), strict=True)
-        return [c / n if n else None for c, n in pairs]
-
-    @property
     def macro_f1(self) -> float:
         """The mean of F1_y = 2 correct_y / (total_y + predicted_y) over the labels y that occur.
 
@@ -118,11 +113,6 @@ class Score(Scored):
         present = self.total > 0
         f1 = 2.0 * self.correct[present].double() / (self.total + self.predicted)[present]
         return float(f1.mean())
-
-    @property
-    def others(self) -> dict[str, float]:
-        """None."""
-        return {}
 
 
 @sketched
@@ -180,7 +170,7 @@ def score(
     counted = confusion and classes <= MOST_CLASSES
     with undrawn(model.net):
         rows = answered(model, params, buffers, examples, batch)
-        return _counts(rows, [0], classes, correction, counted)[0]
+        return _counts(rows, 1, classes, correction, counted)[0]
 
 
 def score_each(
@@ -189,7 +179,7 @@ def score_each(
     """The score of one model on each set, by one joined pass over the rows of all sets."""
     check_classes(model)
     with undrawn(model.net):
-        return _counts(answered(model, params, buffers, sets), sizes_of(sets), classes)
+        return _counts(answered(model, params, buffers, sets), len(sets), classes)
 
 
 def check_classes(model: Model) -> None:
@@ -206,26 +196,23 @@ def score_logits(
     logits: Tensor, y: Tensor, classes: int, correction: Correction | None = None
 ) -> Score:
     """The score, with its confusion matrix, of logits z [n, K] that were computed before."""
-    parts = torch.split(logits, 1000)
-    blocks = zip(parts, parts, torch.split(y, 1000), strict=True)
-    return _counts(blocks, [0], classes, correction, classes <= MOST_CLASSES)[0]
+    pairs = zip(torch.split(logits, 1000), torch.split(y, 1000), strict=True)
+    blocks = ((z, z, labels, labels) for z, labels in pairs)
+    return _counts(blocks, 1, classes, correction, classes <= MOST_CLASSES)[0]
 
 
 def _counts(
-    blocks: Iterable[tuple[Tensor, Tensor, Tensor]], sizes: Sequence[int], classes: int,
-    correction: Correction | None = None, confusion: bool = False,
+    blocks: Iterable[Block], sets: int, classes: int, correction: Correction | None = None,
+    confusion: bool = False,
 ) -> list[Score]:  # fmt: skip
-    """The scores of consecutive sets of these sizes; a single set has all rows.
-
-    blocks: (logits [b, K], x, labels [b]).
-    """
+    """The scores of the sets; where there is one alone, it has all rows."""
     # Counts, not rates: they add up over blocks and clients exactly. The loss is summed in float64,
     # so that the result hardly depends on the size of the blocks.
-    M = len(sizes)
-    correct, total, predicted = counts = torch.zeros(3, M * classes, dtype=torch.int64)
-    loss = torch.zeros(M, dtype=torch.float64)
+    correct, total, predicted = counts = torch.zeros(3, sets * classes, dtype=torch.int64)
+    loss = torch.zeros(sets, dtype=torch.float64)
     confused = torch.zeros(classes, classes, dtype=torch.int64) if confusion else None
-    for (out, _, y), part in with_parts(blocks, sizes):
+    for out, _, y, where in blocks:
+        part = where if sets > 1 else torch.zeros_like(y)
         if len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
             raise InputError(f"labels must lie in 0..{classes - 1}")
         logits = out if correction is None else torch.from_numpy(correction.of(out.cpu()))
@@ -236,14 +223,14 @@ def _counts(
                 "training diverged, or the network cannot take these inputs. Lower the learning "
                 "rate, or look at their values"
             )
-        given = logits.argmax(1)
-        cell, one = part * classes, torch.ones_like(y)
-        correct.index_add_(0, (cell + y)[given == y], one[given == y])
+        given, one = logits.argmax(1), torch.ones_like(y)
+        cell = part * classes
+        correct.index_add_(0, cell + y, (given == y).long())
         total.index_add_(0, cell + y, one)
         predicted.index_add_(0, cell + given, one)
         confused = None if confused is None else confused + confusion_of(given, y, classes)
         loss.index_add_(0, part, F.cross_entropy(logits.double(), y, reduction="none"))
-    tables = (v.unbind() for v in counts.view(3, M, classes))
+    tables = (v.unbind() for v in counts.view(3, sets, classes))
     rows = zip(*tables, loss.tolist(), strict=True)
     return [Score(c, n, p, summed, confused) for c, n, p, summed in rows]
 
@@ -254,64 +241,45 @@ def confusion_of(given: Tensor, truth: Tensor, classes: int) -> Tensor:
     return pairs.reshape(classes, classes)
 
 
-def sizes_of(sets: Sequence[Examples]) -> list[int]:
-    """The number of rows of each set."""
-    return [len(one.y) for one in sets]
-
-
-def with_parts(
-    blocks: Iterable[tuple[Tensor, Tensor, Tensor]], sizes: Sequence[int]
-) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Tensor]]:
-    """Each block with the set [b] that its rows are from, for consecutive sets of these sizes.
-
-    All rows are of a single set.
-    """
-    if len(sizes) == 1:
-        yield from ((block, torch.zeros_like(block[2])) for block in blocks)
-        return
-    part, start = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)), 0
-    for block in blocks:
-        n = len(block[2])
-        yield block, part[start : start + n]
-        start += n
-
-
 def answered(
     model: Model,
     params: Params,
     buffers: Params,
     examples: Examples | Sequence[Examples],
     batch: int = 1000,
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield (outputs [b, K], x, y) block by block, without gradients.
+) -> Iterator[Block]:
+    """Yield (outputs [b, K], x, y, set [b] of each row) block by block, without gradients.
 
     The rows of several sets are joined: a block goes on where one set ends and the next begins.
     """
     sets = [examples] if isinstance(examples, Examples) else examples
     row = sets[0].x[:1].numel() if sets else 1
-    for x, y in _blocks(sets, min(batch, max(1, LARGEST // max(1, row)))):
+    for x, y, part in _blocks(sets, min(batch, max(1, LARGEST // max(1, row)))):
         with torch.no_grad():
             out = model(params, buffers, x)["logits"]
-        yield out, x, y
+        yield out, x, y, part
 
 
-def _blocks(sets: Iterable[Examples], size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    xs, ys, count = list[Tensor](), list[Tensor](), 0
-    for x, y in ((one.x, one.y) for one in sets):
-        start, n = 0, len(y)
+def _blocks(sets: Sequence[Examples], size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    pieces, free = list[tuple[Tensor, Tensor, int, int]](), size
+    for i, one in enumerate(sets):
+        start, n = 0, len(one.y)
         while start < n:
-            end = min(n, start + size - count)
+            end = min(n, start + free)
+            # A slice of a set is no copy: it may be mapped from disk.
             whole = end - start == n
-            xs.append(x if whole else x[start:end])
-            ys.append(y if whole else y[start:end])
-            count, start = count + end - start, end
-            if count == size:
-                yield _joined(xs), _joined(ys)
-                xs, ys, count = [], [], 0
-    if count:
-        yield _joined(xs), _joined(ys)
+            x, y = (one.x, one.y) if whole else (one.x[start:end], one.y[start:end])
+            pieces.append((x, y, i, end - start))
+            free, start = free - (end - start), end
+            if not free:
+                yield _joined(pieces)
+                pieces, free = [], size
+    if pieces:
+        yield _joined(pieces)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    # A single part may be mapped from disk: it is not copied.
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _joined(pieces: Sequence[tuple[Tensor, Tensor, int, int]]) -> tuple[Tensor, Tensor, Tensor]:
+    xs, ys, sets, counts = zip(*pieces, strict=True)
+    part = torch.repeat_interleave(torch.tensor(sets), torch.tensor(counts))
+    x, y = (v[0] if len(v) == 1 else torch.cat(v) for v in (xs, ys))
+    return x, y, part

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 from torch.nn import functional as F
 
 from fedshift.data import Examples
 from fedshift.errors import InputError
 from fedshift.model import Model
-from fedshift.randomness import one_at_a_time
+from fedshift.router.answers import Answers
 from fedshift.sketch import sketched
 from fedshift.tree import Params
 
-HEAD = "head."
 Ties = Literal["smallest", "probability"]
 
 
@@ -97,70 +95,31 @@ def serve(
     origin = torch.repeat_interleave(
         torch.arange(len(tests)), torch.tensor([len(t) for t in tests])
     )
-    outs = _all_outputs(model, served, x, batch)
-    probabilities = torch.stack([out["logits"].softmax(1) for out in outs])
-    return Served(probabilities, y, origin, outs[0].get("client_logits"))
-
-
-def _all_outputs(
-    model: Model, served: Sequence[tuple[Params, Params]], x: Tensor, batch: int
-) -> list[Params]:
-    """Each pair's outputs, with one pass for all pairs that hold the same tensors.
-
-    Pairs that differ in the head alone share a pass, too, if the network's `head` turns its
-    "features" into its "logits". This is tried on the first block.
-    """
-    # By the identities of the tensors: to compare their values could take as long as a pass.
-    bodies = {_tensors(*pair, but=HEAD): pair for pair in served}
-    by_body = {body: _outputs(model, *pair, x, batch) for body, pair in bodies.items()}
-    split = len(bodies) < len({_tensors(*pair) for pair in served})
-    if split and not all(_only_head_differs(model, pair, x[:2]) for pair in bodies.values()):
-        return [_outputs(model, *pair, x, batch) for pair in served]
-    outs = []
-    for params, buffers in served:
-        out = by_body[_tensors(params, buffers, but=HEAD)]
-        if split:
-            out = out | {"logits": _apply_head(model, (params, buffers), out["features"])}
-        outs.append(out)
-    return outs
-
-
-def _tensors(params: Params, buffers: Params, but: str | None = None) -> tuple[int, ...]:
-    """The identities of all tensors, except those whose names begin with `but`."""
-    named = (*params.items(), *buffers.items())
-    return tuple(id(v) for k, v in named if but is None or not k.startswith(but))
+    groups = by_model(served)
+    answers = Answers(model, served[0], {ids[0]: served[ids[0]] for ids in groups})
+    parts, client_logits = dict[int, list[Tensor]](), list[Tensor]()
+    for block in torch.split(x, batch):
+        seen, everything = answers.see(block), torch.arange(len(block))
+        client_logits += [seen.out["client_logits"]] if "client_logits" in seen.out else []
+        for first, *_ in groups:
+            with torch.no_grad():
+                z = seen.ask(first, everything) if first else seen.out["logits"]
+            parts.setdefault(first, []).append(z.softmax(1))
+    each = {i: torch.cat(parts[ids[0]]) for ids in groups for i in ids}
+    probabilities = torch.stack([each[i] for i in range(len(served))])
+    return Served(probabilities, y, origin, torch.cat(client_logits) if client_logits else None)
 
 
 def by_model(pairs: Sequence[tuple[Params, Params]]) -> list[list[int]]:
     """The indices of the pairs, in groups that hold the same tensors."""
-    groups = dict[tuple[int, ...], list[int]]()
-    for i, pair in enumerate(pairs):
-        groups.setdefault(_tensors(*pair), []).append(i)
+    groups, known = dict[tuple[int, ...], list[int]](), dict[tuple[int, int], tuple[int, ...]]()
+    for i, (params, buffers) in enumerate(pairs):
+        # By the identities of the tensors: to compare their values could take as long as a pass.
+        key = (id(params), id(buffers))
+        if key not in known:
+            known[key] = tuple(id(v) for v in (*params.values(), *buffers.values()))
+        groups.setdefault(known[key], []).append(i)
     return list(groups.values())
-
-
-def _only_head_differs(model: Model, pair: tuple[Params, Params], x: Tensor) -> bool:
-    out = _outputs(model, *pair, x, len(x))
-    if not isinstance(getattr(model.net, "head", None), nn.Module) or "features" not in out:
-        return False
-    # Bit for bit, because a shared pass must not change any number.
-    return torch.equal(_apply_head(model, pair, out["features"]), out["logits"])
-
-
-def _apply_head(model: Model, pair: tuple[Params, Params], features: Tensor) -> Tensor:
-    named = (*pair[0].items(), *pair[1].items())  # a head may have running statistics
-    head = {k.removeprefix(HEAD): v for k, v in named if k.startswith(HEAD)}
-    with torch.no_grad(), one_at_a_time():
-        logits: Tensor = functional_call(cast(nn.Module, model.net.head), head, (features,))
-    return logits
-
-
-def _outputs(model: Model, params: Params, buffers: Params, x: Tensor, batch: int) -> Params:
-    with torch.no_grad():
-        parts = [model(params, buffers, block) for block in torch.split(x, batch)]
-    # Only these are needed later; other outputs may be large.
-    names = [k for k in ("logits", "features", "client_logits") if k in parts[0]]
-    return {k: torch.cat([part[k] for part in parts]) for k in names}
 
 
 def accuracy(given: Tensor, truth: Tensor) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedshift.data import Examples, last_columns
-from fedshift.evaluation.scores import Scored, answered, sizes_of, with_parts
+from fedshift.evaluation.scores import Scored, answered
 from fedshift.model import Model
 from fedshift.randomness import undrawn
 from fedshift.sketch import sketched
@@ -82,15 +82,6 @@ class LabelScore(Scored):
     hits: Tensor
 
     @property
-    def accuracy(self) -> float:
-        return int(self.correct.sum()) / self.n if self.n else math.nan
-
-    @property
-    def recall(self) -> list[float | None]:
-        pairs = zip(self.correct.tolist(), self.total.tolist(), strict=True)
-        return [c / n if n else None for c, n in pairs]
-
-    @property
     def macro_f1(self) -> float:
         """The mean of F1_l = 2 hits_l / (present_l + given_l) over the labels l that occur."""
         some = self.present > 0
@@ -111,13 +102,13 @@ def score_numbers(
     One joined pass over the rows of all sets.
     """
 
-    def compute() -> list[NumberScore]:
+    with undrawn(model.net):
         # float64 throughout, so that the result hardly depends on the size of the blocks.
-        sizes, M = sizes_of(sets), len(sets)
+        M = len(sets)
         by_bin = torch.zeros(M * bins, 2, dtype=torch.float64)
         total = torch.zeros(M * bins, dtype=torch.int64)
         sums = torch.zeros(M, 3, dtype=torch.float64)
-        for (out, x, y), part in with_parts(answered(model, params, buffers, sets), sizes):
+        for out, x, y, part in answered(model, params, buffers, sets):
             truth = last_columns(x, 1).double()
             off = out[:, 0].double() - truth
             by_bin.index_add_(0, part * bins + y, torch.stack([off**2, off**4], 1))
@@ -127,9 +118,6 @@ def score_numbers(
         losses = squares.sum(1).tolist()
         rows = zip(total.view(M, bins), losses, squares, fourths, sums.tolist(), strict=True)
         return [NumberScore(n, loss, a, b, *more) for n, loss, a, b, more in rows]
-
-    with undrawn(model.net):
-        return compute()
 
 
 def score_labels(
@@ -141,12 +129,12 @@ def score_labels(
     One joined pass over the rows of all sets.
     """
 
-    def compute() -> list[LabelScore]:
-        sizes, M = sizes_of(sets), len(sets)
+    with undrawn(model.net):
+        M = len(sets)
         correct, total = torch.zeros(2, M * classes, dtype=torch.int64)
         counts = torch.zeros(M, 4, labels, dtype=torch.int64)
         loss = torch.zeros(M, dtype=torch.float64)
-        for (out, x, y), part in with_parts(answered(model, params, buffers, sets), sizes):
+        for out, x, y, part in answered(model, params, buffers, sets):
             due = x[:, x.shape[1] - labels :]
             each = F.binary_cross_entropy_with_logits(out.double(), due.double(), reduction="none")
             loss.index_add_(0, part, each.mean(1))
@@ -158,6 +146,3 @@ def score_labels(
             counts.index_add_(0, part, kinds.long())
         tables = total.view(M, classes), correct.view(M, classes), loss.tolist(), counts
         return [LabelScore(n, c, sum_, *more) for n, c, sum_, more in zip(*tables, strict=True)]
-
-    with undrawn(model.net):
-        return compute()

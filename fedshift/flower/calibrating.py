@@ -68,7 +68,7 @@ def sums_for(client: Validating, content: RecordDict) -> RecordDict:
     z, y = torch.zeros(0, len(bias)), torch.zeros(0, dtype=torch.int64)
     if examples is not None and len(examples):
         pair = sent["params"], sent["buffers"]
-        z = torch.cat([out for out, _, _ in answered(stage.model, *pair, examples)])
+        z = torch.cat([out for out, *_ in answered(stage.model, *pair, examples)])
         y = examples.y
     sums = calibration_sums(z.double().numpy(), y.numpy(), scale, bias)
     tensors = {k: torch.as_tensor(getattr(sums, k), dtype=torch.float64) for k in FIELDS}

@@ -39,7 +39,7 @@ def config(prior: str, **sections: Any) -> Config:
 
 def logits(done: Experiment, examples: Any) -> tuple[np.ndarray, np.ndarray]:
     pair = done.outcome.params, done.outcome.buffers
-    out = [z for z, _, _ in answered(done.algorithm.model, *pair, examples)]
+    out = [z for z, *_ in answered(done.algorithm.model, *pair, examples)]
     return torch.cat(out).double().numpy(), examples.y.numpy()
 
 

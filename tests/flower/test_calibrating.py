@@ -74,7 +74,7 @@ class Played:
         """The calibrator of these clients in one process."""
         pair = self.last.server["params"], self.last.server["buffers"]
         logits = {
-            i: torch.cat([z for z, _, _ in answered(self.method.model, *pair, self.validation[i])])
+            i: torch.cat([z for z, *_ in answered(self.method.model, *pair, self.validation[i])])
             for i in clients
         }
 

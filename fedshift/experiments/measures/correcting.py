@@ -270,7 +270,7 @@ def logits_of(
 ) -> tuple[Tensor, Tensor]:
     """(logits [n, K], labels [n]) of all rows of the sets, on the CPU."""
     with undrawn(model.net):
-        blocks = [(z.cpu(), y.cpu()) for z, _, y in answered(model, *pair, sets)]
+        blocks = [(z.cpu(), y.cpu()) for z, _, y, _ in answered(model, *pair, sets)]
     if not blocks:
         return torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64)
     z, y = zip(*blocks, strict=True)
