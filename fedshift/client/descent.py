@@ -20,7 +20,7 @@ class Descent(Protocol):
     def __call__(
         self, params: Params, grad: Params, state: Parts, lr: Tensor, *, in_place: bool = False
     ) -> tuple[Params, Parts]:
-        """(parameters, state) after one step along `grad` with learning rate lr [], float64.
+        """(parameters, state) after one step along `grad` with learning rate lr [].
 
         in_place: `params` may be overwritten, because nothing else refers to them.
         """

@@ -151,6 +151,10 @@ class Local:
             self.check(model, params)  # always raises here; its message names the settings
         descent = Adam() if self.optimizer == "adam" else HeavyBall(self.momentum)
         moments, losses = descent.start(moving), list[Tensor]()
+        kinds = {v.dtype for v in moving.values()}
+        # SGD's rate is cast once, not in each step; Adam divides it by numbers near 0 in float64.
+        once = len(kinds) == 1 and self.optimizer == "sgd"
+        lr = plan.lr.to(kinds.pop()) if once else plan.lr
         stacked = plan.sizes is None or within_vmap(data.y)
         for s, batch in enumerate(batches(data, plan)):
             oracle = gradient_of(model, objective, frozen, buffers, batch, context, self.precision)
@@ -163,7 +167,7 @@ class Local:
                 grad = map_(lambda g, p: g + self.decay * p, grad, moving)
             # The first step must not write into the caller's parameters.
             own = s > 0 and not stacked
-            moved, then = descent(moving, grad, moments, plan.lr, in_place=own)
+            moved, then = descent(moving, grad, moments, lr, in_place=own)
             if plan.sizes is None:  # of stacked clients: this step may be padding for some
                 live = plan.weight[s].sum() > 0
                 moved, after = _where(live, moved, moving), _where(live, after, buffers)
