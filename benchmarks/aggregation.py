@@ -27,7 +27,7 @@ import torch
 from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.data import client_data, register
-from fedshift.engine.backends import ClientUpdate, Reply
+from fedshift.engine.backends import Reply, Stage
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.run import Federation, play_round, start
 from fedshift.model import build
@@ -81,7 +81,7 @@ def contenders(federation: Federation) -> dict[str, Callable[[], Params]]:
     ids = torch.arange(len(updates))
     weights = algorithm.weigh(server, ids).tolist()
 
-    def prepared(update: ClientUpdate, jobs: Any) -> Iterator[Reply]:
+    def prepared(stage: Stage, jobs: Any) -> Iterator[Reply]:
         return (Reply(i, dict(parts), {}, 1) for i, parts in enumerate(updates))
 
     def ours(gate: Gate) -> Callable[[], Params]:

@@ -7,7 +7,7 @@ import support.processor  # noqa: F401 - before anything is computed
 
 # isort: split
 import gc
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from zlib import crc32
 
@@ -15,9 +15,7 @@ import pytest
 import torch
 
 from fedshift.client.local import Local
-from fedshift.engine.backends import Block
 from fedshift.engine.run import Federation
-from fedshift.engine.sums.running import RunningSums
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
@@ -97,17 +95,3 @@ def inputs(setting: Setting) -> Setting:
 def federated(mlp: Model) -> Callable[..., Federation]:
     """`make_federation` bound to the small model."""
     return lambda *args, **kwargs: make_federation(mlp, *args, **kwargs)
-
-
-@pytest.fixture
-def entered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The groups of clients that entered a round's sums together, in any process."""
-    seen: list[tuple[int, ...]] = []
-    add = RunningSums.add
-
-    def noted(self: RunningSums, blocks: Sequence[Block]) -> list[Block]:
-        seen.extend(block.clients for block in blocks if len(block.clients) > 1)
-        return add(self, blocks)
-
-    monkeypatch.setattr(RunningSums, "add", noted)
-    return seen

@@ -198,8 +198,8 @@ def wide() -> dict[str, Any]:
         "examples": examples,
         "pool": Pooled(clients[0].x, clients[0].y, torch.arange(40), torch.ones(40).long()),
         "reply": Reply(0, {"delta": params}, {}, 1),
-        "job": Job(0, {"params": params}, {}, clients[0], {}),
-        "team": Team(clients, [], None, 0),
+        "job": Job(0, 1, {"params": params}, {}),
+        "team": Team(clients, 2),
         "weights": pals_weights(table["labels"].numpy(), target, ess=0.9),
         "plan": Local().plan(5000, 1, torch.Generator()),
     }

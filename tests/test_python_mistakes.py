@@ -142,15 +142,6 @@ class Odd(Term):
         return self.value(view.out["logits"], view.batch.y)
 
 
-def raising(error: Exception) -> Any:
-    """A backend that fails."""
-
-    def backend(update: Any, jobs: Any) -> Any:
-        raise error
-
-    return backend
-
-
 def others(**given: Any) -> Any:
     """The clients, with a field of the second one replaced."""
     return [CLIENTS[0], CLIENTS[1]._replace(**given), CLIENTS[2]]

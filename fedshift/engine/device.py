@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import cast
 
 import torch
@@ -12,8 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fedshift.arguments import called
 from fedshift.data import ClientData, Plan
-from fedshift.engine.backend_checks import check_backend, watched
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, stamp
+from fedshift.engine.backends import Backend, Job, Reply, Stage, check_backend, stamp
 from fedshift.errors import InputError
 from fedshift.tree import Params, Parts
 
@@ -39,8 +38,7 @@ def on(device: str | torch.device, within: Backend) -> Backend:
             f"there is no device {place} for this torch ({torch.__version__}); install a build for "
             "CUDA, or leave the device out"
         )
-    # Watched here, since the backend that goes round a user's is the library's.
-    return _Moved(place, watched(within, None))
+    return _Moved(place, within)
 
 
 @dataclass(eq=False)
@@ -52,10 +50,14 @@ class _Moved:
     # By a client's inputs. The keys are weak: an entry goes when nothing else refers to the inputs.
     _resident: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary, repr=False)
 
-    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+    def __call__(self, stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        moved = _There(**{one.name: getattr(stage, one.name) for one in fields(stage)}, moved=self)
         try:
-            for reply in self.within(update, self._sent(jobs)):
-                yield _back(reply)
+            for reply in self.within(moved, self._sent(jobs)):
+                update, changed = (
+                    _mapped(Tensor.cpu, parts) for parts in (reply.update, reply.changed)
+                )
+                yield reply._replace(update=update, changed=changed)
         except torch.OutOfMemoryError as e:
             raise InputError(
                 f"the memory of {self.place} is full: {str(e).partition('. ')[0]}. Give stacked "
@@ -73,38 +75,37 @@ class _Moved:
             return copies[id(v)][1]
 
         for job in jobs:
-            # Plans were drawn on the processor: a GPU's generator would draw other batches.
-            yield job._replace(
-                message=_mapped(shared, job.message),
-                state=_mapped(lambda v: v.to(self.place), job.state),
-                data=self._data(job.data),
-                plans={name: _plan(plan, self.place) for name, plan in job.plans.items()},
-            )
+            state = _mapped(lambda v: v.to(self.place), job.state)
+            yield job._replace(message=_mapped(shared, job.message), state=state)
 
-    def _data(self, data: ClientData) -> ClientData:
+    def data(self, data: ClientData) -> ClientData:
+        """The examples on the device."""
         # A user may write into a client's tensors between rounds: then the copy is out of date.
         if data.x not in self._resident or self._resident[data.x][0] != stamp(data):
             # The stamp compares ids, so the other originals must live as long as the entry. Not x:
             # it is the key, and a reference to it would keep the entry for ever.
-            copy = ClientData(*_there(data, self.place))
+            copy = ClientData(*(v.to(self.place) for v in data))
             self._resident[data.x] = stamp(data), data[1:], copy
         return cast(ClientData, self._resident[data.x][2])
 
 
-def _there(tensors: Iterable[Tensor], place: torch.device) -> Iterator[Tensor]:
-    return (v.to(place) for v in tensors)
+@dataclass(frozen=True, eq=False)
+class _There(Stage):
+    """A stage whose examples and batches are on the device."""
 
+    moved: _Moved = field(kw_only=True)
 
-def _plan(plan: Plan, place: torch.device) -> Plan:
-    rows, weight, lr = _there(plan[:3], place)
-    return plan._replace(rows=rows, weight=weight, lr=lr)
+    def data(self, client: int) -> ClientData:
+        return self.moved.data(self.clients[client])
+
+    def plans(self, clients: Sequence[int]) -> list[dict[str, Plan]]:
+        # Drawn on the processor: a GPU's generator would draw other batches.
+        return [{k: self._plan(p) for k, p in one.items()} for one in super().plans(clients)]
+
+    def _plan(self, plan: Plan) -> Plan:
+        rows, weight, lr = (v.to(self.moved.place) for v in plan[:3])
+        return plan._replace(rows=rows, weight=weight, lr=lr)
 
 
 def _mapped(f: Callable[[Tensor], Tensor], parts: Mapping[str, Params]) -> Parts:
     return {part: {name: f(v) for name, v in tree.items()} for part, tree in parts.items()}
-
-
-def _back(reply: Reply) -> Reply:
-    return reply._replace(
-        update=_mapped(Tensor.cpu, reply.update), changed=_mapped(Tensor.cpu, reply.changed)
-    )

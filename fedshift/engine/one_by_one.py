@@ -1,7 +1,6 @@
-"""Backends made of another one, with another way to train each client.
+"""Backends made of another one, with another way to train each client's phases.
 
-Each sets how a job is to be done (`Job.how`), which travels with the job to other processes. The
-backend inside must take clients one by one, as `loop` and workers do.
+The backend inside must take clients one by one, as `loop` and workers do.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from fedshift.client.objectives import Term
 from fedshift.client.oracles import Oracle
 from fedshift.client.trainer import Trained, Trainer, trained_by
 from fedshift.data import ClientData, Plan
-from fedshift.engine.backend_checks import check_backend, watched
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
+from fedshift.engine.backends import Backend, Job, Reply, Stage, check_backend
 from fedshift.engine.dense import train as train_dense
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
@@ -33,12 +31,9 @@ def channels_last(backend: Backend) -> Backend:
 
 def _trained_by(how: Trainer, backend: Backend) -> Backend:
     check_backend(backend)
-    # A backend of a user's is watched here, since the one that goes round it is the library's.
-    # Missing replies are left to the round, which knows whether clients may drop out.
-    within = watched(backend, None)
 
-    def trained(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        return within(update, (job._replace(how=how) for job in jobs))
+    def trained(stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        return backend(replace(stage, trainer=how), jobs)
 
     return trained
 

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
-from fedshift.client.local import plan_all
-from fedshift.client.plans import PlansOfClient, PlansOfGroup
-from fedshift.data import ClientData
-from fedshift.engine.backends import Block, Job
-from fedshift.engine.checks.gate import Admitted, Asked, Dropped, Gate, first_not_finite, reshaped
-from fedshift.engine.sums.running import RunningSums, stack_blocks
+from fedshift.engine.backends import Reply
+from fedshift.engine.checks.gate import Dropped, Gate
+from fedshift.engine.checks.replies import (
+    Form,
+    Limits,
+    fault_in,
+    finite,
+    in_order,
+    usual_form,
+)
+from fedshift.engine.sums import Sums
 from fedshift.errors import DivergedError, InputError, TrainingError
 from fedshift.seeds import key
 from fedshift.server.cap import capped
 from fedshift.server.combine import check_weights
 from fedshift.sketch import sketched
-from fedshift.tree import Params, Parts
+from fedshift.tree import Params, Parts, stack
 
 States = Mapping[int, Parts]
-# How many clients' batches are drawn at a time: enough to save time, few enough to save memory.
-AHEAD = 16
 
 
 @sketched
@@ -82,6 +85,15 @@ class Opened(NamedTuple):
     def message(self, client: int) -> Parts:
         """What the server sends to one client."""
         return self.stage.broadcast(self.context, client)
+
+    def clients(self) -> list[int]:
+        """The clients that are to train, ascending."""
+        return self.ids[self.asked].tolist()
+
+    def cohort(self) -> Params:
+        """The clients that train, as the server's step reads them."""
+        cap = torch.tensor(self.cap, dtype=torch.float64)
+        return {"id": self.ids[self.asked], "weight": self.weights[self.asked], "cap": cap}
 
 
 def open_round(
@@ -149,89 +161,60 @@ def restrict_to(opened: Opened, server: Parts, present: Sequence[int]) -> Opened
     return opened._replace(ids=ids, weights=weights, asked=torch.ones(len(ids), dtype=torch.bool))
 
 
-def question(opened: Opened, infinite: Params | None = None) -> Asked:
-    """What the gate must know of a round: clients, messages, parts; infinite: as in `Asked`."""
-    asked = tuple(opened.ids[opened.asked].tolist())
+def sums_of(opened: Opened, server: Parts) -> Sums:
+    """Empty sums over the clients asked, of the parts that the method needs summed."""
+    cohort = opened.cohort()
+    return Sums(cohort["id"], ask(opened.stage, Capabilities.sums, server, cohort))
+
+
+def form_of(opened: Opened, replies: Sequence[Reply]) -> Form:
+    """The form of the round's updates, by these replies; at least one."""
     model = ask(opened.stage, Capabilities.trained_model)
     fixed = frozenset[str]() if model is None else model.fixed
     parts = frozenset(opened.stage.reveals())
-    return Asked(opened.t, asked, opened.message, parts, fixed, infinite)
+    return usual_form(replies, opened.message(replies[0].client), parts, fixed)
 
 
-def job_of(
-    stage: Algorithm, message: Parts, state: Parts, data: ClientData, client: int, t: int, seed: int
-) -> Job:
-    """One client's job in round t; its batches depend on (seed, round, client, phase) alone."""
-    return Job(client, message, state, data, plan_all(stage.phases(), data, t, seed, client), t)
+def admit(
+    replies: Iterable[Reply], opened: Opened, gate: Gate, infinite: Params
+) -> tuple[list[Reply], list[Dropped]]:
+    """(usable replies by ascending client, clients that drop out, with reasons).
 
-
-def jobs_of(
-    opened: Opened, clients: Sequence[ClientData], state_of: Callable[[int], Parts], seed: int
-) -> Iterator[Job]:
-    """The jobs of the clients asked, in ascending id; each state is read when its job is made.
-
-    Batches are those of `job_of`, drawn when they are first used, for `AHEAD` clients at a time.
+    A client that answers twice drops out: nothing tells which answer is genuine. A client that was
+    not asked is reported, and its reply is not used.
     """
-    asked, phases = opened.ids[opened.asked].tolist(), opened.stage.phases()
-    for phase in phases.values():
-        phase.rate(opened.t)  # raises here, so that no client is blamed for a bad schedule
-    for start in range(0, len(asked), AHEAD):
-        group = {i: clients[i] for i in asked[start : start + AHEAD]}
-        plans = PlansOfGroup(phases, opened.t, seed, group)
-        for i, data in group.items():
-            yield Job(i, opened.message(i), state_of(i), data, PlansOfClient(plans, i), opened.t)
-
-
-def sums_of(opened: Opened, server: Parts) -> RunningSums:
-    """Empty running sums over the clients asked, of the parts that the method needs summed."""
-    return RunningSums.of(
-        opened.stage, server, opened.ids[opened.asked], opened.weights[opened.asked], opened.cap
-    )
+    limits = Limits(opened.t, gate, opened.message, infinite)
+    came, bad = dict[int, Reply](), dict[int, Dropped]()
+    for reply in in_order(replies, opened.clients()):
+        fault = reply if isinstance(reply, Dropped) else fault_in(reply, None, limits)
+        if isinstance(reply, Reply) and fault is None and reply.client not in bad:
+            came[reply.client] = reply
+        elif fault is not None:
+            bad[fault.client] = fault
+            came.pop(fault.client, None)
+    form = form_of(opened, [*came.values()]) if came else None
+    for client, reply in [*came.items()]:
+        if fault := fault_in(reply, form, limits):
+            bad[client] = fault
+            came.pop(client)
+    return [came[i] for i in sorted(came)], [bad[i] for i in sorted(bad)]
 
 
 def close_round(
     opened: Opened,
     server: Parts,
-    blocks: Sequence[Block],
-    seed: int,
-    sums: RunningSums | None = None,
-) -> tuple[Parts, float]:
-    """Aggregate: (the server's parts after the round, the mean training loss by weights).
-
-    blocks: those of all clients that were asked, in any order, after the gate. sums: the sums of
-    the parts that these blocks no longer have; None: nothing has been summed yet.
-    """
-    if sums is None:
-        sums = sums_of(opened, server)
-        blocks = sums.add(sorted(blocks, key=lambda block: block.clients))
-    updates = stack_blocks(blocks, [block.updates for block in blocks]) | sums.parts()
-    weights = opened.weights[opened.asked]
-    cap = torch.tensor(opened.cap, dtype=torch.float64)
-    updates["cohort"] = {"id": opened.ids[opened.asked], "weight": weights, "cap": cap}
-    changed = opened.stage.server_update(server, updates, key(seed, "server", opened.t))
-    return server | changed, float(weights @ updates["report"]["loss"].double())
-
-
-def before_rounds(server: Parts) -> Round:
-    """Round 0 of a server in this state."""
-    empty = torch.zeros(0)
-    return Round(0, server, {}, empty.long(), empty.double(), (), float("nan"))
-
-
-def settle(
-    opened: Opened,
-    server: Parts,
-    admitted: Admitted,
+    replies: Sequence[Reply],
     dropped: Sequence[Dropped],
     gate: Gate,
     table: Params,
     seed: int,
-    sums: RunningSums | None = None,
+    sums: Sums | None = None,
 ) -> Round:
     """Close the round over the clients with usable replies; if others are missing, weigh anew.
 
-    The result has no states yet. dropped: all clients that were drawn and are missing. sums: as in
-    `close_round`; only for a gate that stops, where no client is missing.
+    The result has no states yet. replies: ascending. dropped: all clients that were drawn and are
+    missing. sums: what was summed of the replies already, for a gate that stops, where no client is
+    missing; None: nothing was.
 
     The round is skipped, and the server's parts stay, if it was opened to be skipped, no client is
     left, the method has no weights over those present, a limit of the gate is exceeded, or the
@@ -242,28 +225,60 @@ def settle(
     missing = tuple(sorted(dropped))
     if opened.skipped:
         return skip(opened, server, opened.skipped, missing)
-    remaining = opened
-    present = admitted.clients
+    remaining, present = opened, tuple(reply.client for reply in replies)
     try:
         if not present:
-            raise _no_update(opened, missing)
-        if admitted.bad:
-            remaining = restrict_to(opened, server, present)
-        _check_limits(remaining, gate, table, len(present))
-        after, loss = close_round(remaining, server, admitted.good, seed, sums)
-        if odd := first_not_finite(after, server):
-            raise DivergedError(
-                f'round {opened.t}: the server\'s step left non-finite numbers in "{odd}"; lower '
-                "the learning rates, or set max_norm"
+            raise TrainingError(
+                f"round {opened.t}: none of {len(missing)} clients sent an update that can be "
+                f"used; client {missing[0].client}: {missing[0].reason}"
             )
-        if odd := reshaped(after, server):
-            raise TrainingError(f'round {opened.t}: the server\'s step gave "{odd}" another form')
+        if present != tuple(opened.clients()):
+            remaining = restrict_to(opened, server, present)
+        # A gap to no target is NaN, and reads no rows.
+        rows = {k: column[remaining.ids] for k, column in table.items()} if gate.target else {}
+        if why := gate.lacking(len(present), gate.gap(rows, remaining.weights)):
+            raise TrainingError(f"round {opened.t}: {why}")
+        after, loss = _server_step(remaining, server, replies, seed, sums)
     except (RuntimeError, ValueError, LookupError) as e:
         # With all clients present, an InputError is a mistake in the configuration: no skip helps.
         if gate.on_bad == "stop" or (isinstance(e, InputError) and not missing):
             raise
         return skip(remaining, server, str(e) or type(e).__name__, missing)
     return Round(opened.t, after, {}, remaining.ids, remaining.weights, present, loss, missing)
+
+
+def _server_step(
+    opened: Opened, server: Parts, replies: Sequence[Reply], seed: int, sums: Sums | None
+) -> tuple[Parts, float]:
+    """(the server's parts after the round, the mean of the clients' losses)."""
+    if sums is None:
+        sums = sums_of(opened, server)
+        replies = [Reply(reply.client, sums.add(reply)) for reply in replies]
+    cohort = opened.cohort()
+    updates = stack([reply.update for reply in replies]) | sums.parts() | {"cohort": cohort}
+    step = opened.stage.server_update(server, updates, key(seed, "server", opened.t))
+    after, loss = server | step, cohort["weight"] @ updates["report"]["loss"].double()
+    # All of its state is looked at, not the model alone: an infinity in the optimiser's moments
+    # would stop all learning. Torch broadcasts tensors of unequal shapes in a sum without an error.
+    for part, tree in after.items():
+        for name, v in tree.items():
+            was = server.get(part, {}).get(name)
+            if v is not was and not finite(v) and (was is None or finite(was)):
+                raise DivergedError(
+                    f"round {opened.t}: the server's step left non-finite numbers in \"{part}/"
+                    f'{name}"; lower the learning rates, or set max_norm'
+                )
+            if was is not None and (v.shape != was.shape or v.dtype != was.dtype):
+                raise TrainingError(
+                    f'round {opened.t}: the server\'s step gave "{part}/{name}" another form'
+                )
+    return after, float(loss)
+
+
+def before_rounds(server: Parts) -> Round:
+    """Round 0 of a server in this state."""
+    empty = torch.zeros(0)
+    return Round(0, server, {}, empty.long(), empty.double(), (), float("nan"))
 
 
 def skip(opened: Opened, server: Parts, why: str, dropped: tuple[Dropped, ...] = ()) -> Round:
@@ -285,17 +300,3 @@ def count_skips(played: Round, before: Round, gate: Gate, rounds: int | None = N
         subject = f"{skips} rounds in a row were" if skips > 1 else "the only round was"
         raise TrainingError(f"{subject} skipped; the last one: {played.skipped}")
     return played._replace(skips=skips)
-
-
-def _no_update(opened: Opened, dropped: Sequence[Dropped]) -> TrainingError:
-    return TrainingError(
-        f"round {opened.t}: none of {len(dropped)} clients sent an update that can be used; client "
-        f"{dropped[0].client}: {dropped[0].reason}"
-    )
-
-
-def _check_limits(opened: Opened, gate: Gate, table: Params, used: int) -> None:
-    # A gap to no target is NaN, and reads no rows.
-    rows = {name: column[opened.ids] for name, column in table.items()} if gate.target else {}
-    if why := gate.lacking(used, gate.gap(rows, opened.weights)):
-        raise TrainingError(f"round {opened.t}: {why}")

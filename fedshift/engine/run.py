@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.arguments import check_kind
-from fedshift.engine.backend_checks import watched
-from fedshift.engine.backends import Backend, Forgiving, loop
+from fedshift.engine.backends import Backend, Job, Reply, Stage, loop, ordinary
 from fedshift.engine.checks.gate import Dropped as Dropped
+from fedshift.engine.checks.replies import Limits, error_of, fault_in, in_order
 from fedshift.engine.federation import TABLE
 from fedshift.engine.federation import Federation as Federation
 from fedshift.engine.preflight.arguments import (
@@ -32,19 +32,19 @@ from fedshift.engine.preflight.method import (
 )
 from fedshift.engine.preflight.network import check_model
 from fedshift.engine.preflight.terms import check_terms
+from fedshift.engine.processes.pool import Team
 from fedshift.engine.round import Round as Round
 from fedshift.engine.round import States as States
 from fedshift.engine.round import (
+    admit,
     before_rounds,
+    close_round,
     count_skips,
-    jobs_of,
+    form_of,
     open_round,
-    question,
-    settle,
     skip,
     sums_of,
 )
-from fedshift.engine.sums.summing import check_and_sum, stream_of, terms
 from fedshift.engine.traffic import Meter, metered
 from fedshift.errors import InputError
 from fedshift.kernels.allocator import keep_memory
@@ -72,17 +72,6 @@ def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
         return torch.arange(clients)
     numbers = torch.rand(clients, generator=generator(seed, "cohort", t), dtype=torch.float64)
     return numbers.topk(size, largest=False, sorted=False).indices.sort().values
-
-
-def first_state(algorithm: Algorithm, federation: Federation, client: int) -> Parts:
-    """A client's state before it is drawn for the first time."""
-    data = federation.clients[client]
-    return algorithm.init_client(federation.params, federation.buffers, data)
-
-
-def state_of(algorithm: Algorithm, federation: Federation, states: States, client: int) -> Parts:
-    """A client's state after a round; its first state if it has never been drawn."""
-    return states[client] if client in states else first_state(algorithm, federation, client)
 
 
 @torch.inference_mode(False)
@@ -115,37 +104,60 @@ def _play_round(
     algorithm: Algorithm, federation: Federation, server: Parts, states: States, ids: Tensor,
     t: int, backend: Backend, meter: Meter | None,
 ) -> Round:  # fmt: skip
-    opened, gate = (
-        open_round(algorithm, server, ids, t, federation.gate.max_weight),
-        federation.gate,
-    )
+    gate, seed, table = federation.gate, federation.seeds.batch, federation.table
+    opened = open_round(algorithm, server, ids, t, gate.max_weight)
     if opened.skipped:
         return skip(opened, server, opened.skipped)._replace(states=states)
-    stage, seed = opened.stage, federation.seeds.batch
-    state = partial(state_of, algorithm, federation, states)
+    for phase in opened.stage.phases().values():
+        phase.rate(t)  # raises here, so that no client is blamed for a bad schedule
+    stage = Stage(algorithm, t, federation.clients, seed, gate.on_bad == "drop")
+    before, draft = dict[int, Parts](), federation.shelf.draft(states)
 
-    def keep(client: int, changed: Parts) -> None:
-        draft.put(client, state(client) | changed)
+    def jobs() -> Iterator[Job]:
+        # States and messages are made at a client's turn, not for the whole cohort at once.
+        for i in opened.clients():
+            before[i] = state_of(algorithm, federation, states, i)
+            yield Job(i, t, opened.message(i), before[i])
 
-    # A generator: states and batches are made at a client's turn, not for the whole cohort at once.
-    jobs = jobs_of(opened, federation.clients, state, seed)
-    asked, draft = question(opened, federation.infinite), federation.shelf.draft(states)
-    # A bad reply ends the run, so nothing ever has to be taken out of a sum: sum at once.
-    if gate.on_bad == "stop":
-        sums = sums_of(opened, server)
-        trained = stream_of(watched(backend, len(asked.clients)), partial(terms, sums, gate, asked))
-        replies = metered(meter, trained, stage.client_update, jobs)
-        admitted = check_and_sum(gate, replies, asked, sums, keep)
-        played = settle(opened, server, admitted, (), gate, federation.table, seed, sums)
+    def keep(reply: Reply) -> None:
+        changed = {p: {k: ordinary(v) for k, v in v.items()} for p, v in reply.changed.items()}
+        draft.put(reply.client, before.pop(reply.client) | changed)
+
+    replies = metered(meter, backend)(stage, jobs())
+    if stage.drops:
+        # The weights of those left change with each that drops out: no sum before the last reply.
+        good, bad = admit(replies, opened, gate, federation.infinite)
+        played = close_round(opened, server, good, bad, gate, table, seed)
+        for reply in () if played.skipped else good:
+            keep(reply)
         return played._replace(states=draft.all_states())
-    # A bad reply is dropped, and the weights of the others change: no sum before the last reply.
-    trained = stream_of(watched(backend, None))
-    replies = metered(meter, trained, Forgiving(stage.client_update), jobs)
-    admitted = gate.admit([*replies], asked)
-    played = settle(opened, server, admitted, admitted.bad, gate, federation.table, seed)
-    for client, changed in () if played.skipped else admitted.states():
-        keep(client, changed)
+    limits = Limits(t, gate, opened.message, federation.infinite)
+    sums, form, rest = sums_of(opened, server), None, list[Reply]()
+    for came in in_order(replies, opened.clients()):
+        if isinstance(came, Dropped):
+            raise error_of(came)
+        reply = came
+        del came
+        if form is None and fault_in(reply, None, limits) is None:
+            form = form_of(opened, [reply])
+        if bad_one := fault_in(reply, form, limits):
+            raise error_of(bad_one)
+        rest.append(Reply(reply.client, sums.add(reply)))
+        keep(reply)
+        del reply  # so that its memory is free while the next client trains
+    played = close_round(opened, server, rest, (), gate, table, seed, sums)
     return played._replace(states=draft.all_states())
+
+
+def first_state(algorithm: Algorithm, federation: Federation, client: int) -> Parts:
+    """A client's state before it is drawn for the first time."""
+    data = federation.clients[client]
+    return algorithm.init_client(federation.params, federation.buffers, data)
+
+
+def state_of(algorithm: Algorithm, federation: Federation, states: States, client: int) -> Parts:
+    """A client's state after a round; its first state if it has never been drawn."""
+    return states[client] if client in states else first_state(algorithm, federation, client)
 
 
 @torch.inference_mode(False)
@@ -200,6 +212,8 @@ def run(
     total = len(federation.clients)
     size = total if cohort is None else cohort
     check_size(total, size)
+    if isinstance(backend, Team):
+        backend.begin(algorithm, federation)  # before this process takes gradients
     check_gate(federation.gate, size)
     check_first_model(algorithm.model, federation)
     check_sizes(federation)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from math import prod
+from functools import partial
 from typing import NamedTuple
 
-from fedshift.engine.backends import Block, ClientUpdate, Job
+from fedshift.engine.backends import Backend, Job, Reply, Stage
 from fedshift.engine.profile import AGGREGATION, COMPUTE, PLANNING, Clock, Idle
-from fedshift.engine.sums.summing import Stream
 from fedshift.tree import size_in_bytes
 
 
@@ -35,35 +34,24 @@ class Meter:
     def __init__(self, clock: Clock = Idle()) -> None:
         self.clock, self.last, self.waited = clock, Traffic(), 0.0
 
-    def listen(self, backend: Stream, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
-        """The backend's blocks for a round's jobs, counted on the way.
-
-        Updates that a worker has summed do not travel here, but count as if they had: on a network
-        they would.
-        """
+    def listen(self, backend: Backend, stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        """The backend's replies to a round's jobs, counted on the way."""
         self.last = Traffic()
         self.clock.turn(AGGREGATION)
         sent = self.clock.each(PLANNING, map(self._sent, jobs))
-        trained = self.clock.each(COMPUTE, backend(update, sent))
         # map() keeps no reply, so that its memory is free while the next client trains.
-        return map(self._count_bytes, trained)
+        return map(self._received, self.clock.each(COMPUTE, backend(stage, sent)))
 
     def _sent(self, job: Job) -> Job:
         self.last = self.last._replace(down=self.last.down + size_in_bytes(job.message))
         return job
 
-    def _count_bytes(self, block: Block) -> Block:
-        summed = [tree for part, tree in block.look.items() if part not in block.updates]
-        leaves = (leaf for tree in summed for leaf in tree.values())
-        each = sum(prod(shape) * kind.itemsize for shape, kind in leaves)
-        up = size_in_bytes(block.updates) + len(block.clients) * each
-        count = self.last.clients + len(block.clients)
-        self.last = self.last._replace(clients=count, up=self.last.up + up)
-        return block
+    def _received(self, reply: Reply) -> Reply:
+        up = self.last.up + size_in_bytes(reply.update)
+        self.last = self.last._replace(clients=self.last.clients + 1, up=up)
+        return reply
 
 
-def metered(
-    meter: Meter | None, backend: Stream, update: ClientUpdate, jobs: Iterable[Job]
-) -> Iterator[Block]:
-    """The backend's blocks for a round's jobs, counted if there is a meter."""
-    return backend(update, jobs) if meter is None else meter.listen(backend, update, jobs)
+def metered(meter: Meter | None, backend: Backend) -> Backend:
+    """The backend, counted if there is a meter."""
+    return backend if meter is None else partial(meter.listen, backend)

@@ -165,8 +165,7 @@ def processes(count: int) -> Engine:
 def default_engine() -> Engine:
     """The engine of runs that name no backend: `loop` or `workers`, whichever proves faster.
 
-    Always `workers` if training has a deadline or retries, which need processes. The numbers are
-    those of `loop` bit for bit.
+    The numbers are those of `loop` bit for bit.
     """
     return InProcess(Way(QUICKER, os.cpu_count() or 1))
 
@@ -263,11 +262,7 @@ class InProcess:
         with contextlib.ExitStack() as stack:
             backend = way.alone()
             if way.processes:
-                limits: dict[str, Any] = {
-                    "deadline": training.deadline, "retries": training.retries,
-                }  # fmt: skip
-                team = stack.enter_context(workers(federation.clients, way.processes, **limits))
-                backend = way.over(team)
+                backend = way.over(stack.enter_context(workers(federation.clients, way.processes)))
             yield from run(
                 algorithm, federation, training.rounds,
                 cohort=cohort, backend=backend, after=after, meter=meter,
@@ -280,33 +275,25 @@ def _useful_processes(federation: Federation, training: Training) -> int:
 
 
 def _default_way(way: Way, training: Training) -> Way:
-    """What trains if no backend was named: workers, the faster of workers and loop, or the loop."""
-    if training.deadline is not None or training.retries:
-        return way._replace(name="workers")
+    """What trains if no backend was named: the faster of workers and loop, or the loop."""
     spread = training.threads == 1 and way.processes > 1 and forks_safely()
     return way if spread else Way("loop")
 
 
 def _check_limits(way: Way, training: Training) -> None:
-    """Raise InputError for threads, a deadline or retries that the backend cannot respect."""
+    """Raise InputError for threads that the backend cannot respect, and what is Flower's."""
     spread = way.processes > 0 and way.name not in ("auto", QUICKER)
     if training.threads != 1 and spread:
         raise InputError(
             f"training.threads = {training.threads}, and workers have one thread each; set it to "
             "1, or leave out --workers"
         )
-    # A client that trains in this process cannot be stopped, or die, without the run itself.
-    if training.deadline is not None and not spread:
-        raise InputError(
-            "training.deadline needs clients in processes of their own, which can be ended: "
-            "--workers N, or Flower"
-        )
-    if training.retries and way.processes == 0:
-        raise InputError(
-            f"training.retries = {training.retries} asks clients again whose process died, "
-            "and here all train in one process; leave it out, or train with --workers N, or on "
-            "Flower"
-        )
+    for name, given in (("deadline", training.deadline), ("retries", training.retries)):
+        if given:
+            raise InputError(
+                f"training.{name} = {given:g} is for Flower, whose clients may be late or fail; "
+                "leave it out here"
+            )
 
 
 def _fastest(

@@ -16,10 +16,11 @@ from flwr.clientapp import ClientApp
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import called, check_fields
+from fedshift.client.local import plan_all
 from fedshift.data import ClientData, Examples, check_client, count, label_counts, of_importance
 from fedshift.engine.backends import Reply
-from fedshift.engine.checks.replies import block_of, check_finite, not_finite
-from fedshift.engine.round import job_of
+from fedshift.engine.checks.gate import Gate
+from fedshift.engine.checks.replies import Limits, error_of, fault_in, not_finite
 from fedshift.errors import FedshiftError, InputError
 from fedshift.flower.calibrating import CALIBRATE, correction_in, sums_for
 from fedshift.flower.kept import Kept, folder_of
@@ -318,10 +319,12 @@ def _train(
     """(update for the server, the client's whole new state)."""
     t, client = _round(sent), int(site.data.id)
     stage, state = site.algorithm.at(t), _state(site, context, disk)
-    job = job_of(stage, parts_of(sent), state, site.data, client, t, site.seed)
+    message, plans = parts_of(sent), plan_all(stage.phases(), site.data, t, site.seed, client)
     with undrawn(site.algorithm.model.net):
-        update, changed = stage.client_update(job.message, job.state, job.data, job.plans)
-    check_finite(block_of(Reply(client, update, changed)), not_finite(site.start[1]))
+        update, changed = stage.client_update(message, state, site.data, plans)
+    limits = Limits(t, Gate(), lambda i: message, not_finite(site.start[1]))
+    if bad := fault_in(Reply(client, update, changed, t), None, limits):
+        raise error_of(bad)
     return update, state | changed
 
 

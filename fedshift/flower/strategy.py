@@ -15,17 +15,18 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, check_method
 from fedshift.arguments import check_kind, check_number, check_whole
-from fedshift.engine.checks.gate import Admitted, Dropped, Gate
-from fedshift.engine.checks.replies import block_of, not_finite
+from fedshift.engine.backends import Reply
+from fedshift.engine.checks.gate import Dropped, Gate
+from fedshift.engine.checks.replies import not_finite
 from fedshift.engine.checks.reply_bytes import check_room, most_bytes
 from fedshift.engine.preflight.method import check_company, check_training, check_whole_models
 from fedshift.engine.round import (
     Opened,
     Round,
+    admit,
+    close_round,
     count_skips,
     open_round,
-    question,
-    settle,
     weigh,
 )
 from fedshift.engine.run import draw_cohort
@@ -241,8 +242,7 @@ class AlgorithmStrategy(Strategy):
         self.opened = self._open_for_connected(current, drawn, t)
         self.reported, self.sent_messages = set(), []
         self._report_drops(t, self.lost)
-        asked = self.opened.ids[self.opened.asked].tolist()
-        messages = {i: self.opened.message(i) for i in asked}
+        messages = {i: self.opened.message(i) for i in self.opened.clients()}
         self.sent = {i: size_in_bytes(message) for i, message in messages.items()}
         # Clients refuse to send a reply that the server would refuse to read.
         most = most_bytes(self.gate.max_reply, self.params, self.buffers, messages.values())
@@ -260,14 +260,13 @@ class AlgorithmStrategy(Strategy):
         opened, current = self.opened, self.current
         if opened is None or current is None:
             raise InputError("aggregate_train before configure_train: no round is open")
-        admitted = self._admit(opened, replies)
-        good, lost = admitted.good, [*self.lost, *admitted.bad]
-        up = sum(size_in_bytes(block.updates) for block in good)
+        good, bad = self._admit(opened, replies)
+        up = sum(size_in_bytes(reply.update) for reply in good)
         # Count only clients that answered: traffic is reported as a mean over them.
-        self.traffic = Traffic(len(good), sum(self.sent[i] for i in admitted.clients), up)
-        table = {} if self.met is None else self.met.table
-        played = settle(
-            opened, current.server, admitted, lost, self.gate, dict(table), self.seeds.batch
+        self.traffic = Traffic(len(good), sum(self.sent[reply.client] for reply in good), up)
+        table = {} if self.met is None else dict(self.met.table)
+        played = close_round(
+            opened, current.server, good, [*self.lost, *bad], self.gate, table, self.seeds.batch
         )
         # Report before counting skips, which may end the run with an error.
         self._report_drops(played.t, played.dropped)
@@ -414,15 +413,17 @@ class AlgorithmStrategy(Strategy):
     def _open_round(self, current: Round, ids: Tensor, t: int) -> Opened:
         return open_round(self.algorithm, current.server, ids, t, self.gate.max_weight)
 
-    def _admit(self, opened: Opened, messages: Iterable[Message]) -> Admitted:
+    def _admit(
+        self, opened: Opened, messages: Iterable[Message]
+    ) -> tuple[list[Reply], list[Dropped]]:
         """The replies that the gate accepts, and reasons for the others."""
-        sent = map(opened.message, opened.ids[opened.asked].tolist())
-        most = most_bytes(self.gate.max_reply, self.params, self.buffers, sent)
+        most = most_bytes(
+            self.gate.max_reply, self.params, self.buffers, map(opened.message, opened.clients())
+        )
         received = self.read(messages, most)
-        blocks = [block_of(reply) for reply in received.replies]
-        admitted = self.gate.admit(blocks, question(opened, not_finite(self.buffers)))
+        good, bad = admit(received.replies, opened, self.gate, not_finite(self.buffers))
         unread = {one.client: one for one in received.unread}
-        return admitted._replace(bad=tuple(unread.get(one.client, one) for one in admitted.bad))
+        return good, [unread.get(one.client, one) for one in bad]
 
     def hear(self, message: Message) -> None:
         """Report a client that has failed in this round at once, while others are still working."""

@@ -13,7 +13,7 @@ from operator import methodcaller
 import torch
 from torch import Tensor
 
-from fedshift.engine.backends import FAILED, Reply
+from fedshift.engine.backends import Reply
 from fedshift.errors import InputError, check_name
 from fedshift.seeds import generator
 from fedshift.tree import Params, Parts
@@ -157,7 +157,7 @@ ATTACKS: Mapping[str, Attack] = {
     "weight of its own": _claim("weight", weight=torch.tensor(1.0).double()),
     "a cohort of its own": _claim("cohort", id=torch.tensor([0]), weight=torch.ones(1).double()),
     "a table of its own": _claim("table", n=torch.tensor([1e9]).double()),
-    "failed": _claim(FAILED, reason=torch.full((5000,), 255, dtype=torch.uint8)),
+    "failed": _claim("failed", reason=torch.full((5000,), 255, dtype=torch.uint8)),
     "stale round": _round(lambda t: t - 1),
     "round to come": _round(lambda t: t + 1),
     "round 0": _round(lambda t: 0),

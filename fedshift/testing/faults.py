@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.backends import Backend, Job, Reply, Stage, loop
 from fedshift.errors import InputError, check_name
 from fedshift.seeds import generator, key
 from fedshift.testing.attacks import ATTACKS, spoil
@@ -60,12 +60,12 @@ class Faulty:
         self.late: list[Reply] = []
         self.done: list[tuple[int, int, str]] = []
 
-    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+    def __call__(self, stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
         """The replies that arrive, in the backend's order; late ones come first."""
         # Empty the list first, because replies that are delayed now belong to the next round.
         arriving, self.late = self.late, []
         yield from arriving
-        for reply in self.backend(update, jobs):
+        for reply in self.backend(stage, jobs):
             t, client = reply.t, reply.client
             if (name := self.plan(t, client)) is not None:
                 self.done.append((t, client, name))

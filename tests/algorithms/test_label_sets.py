@@ -16,7 +16,6 @@ from fedshift.algorithms.labelsets import LabelSets, Mode
 from fedshift.client.local import Local, plan_all
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.data import ClientData, client_data, register
-from fedshift.engine.backends import Job
 from fedshift.engine.run import Federation, Round, first_state, run, start
 from fedshift.errors import TrainingError
 from fedshift.model import Model, build
@@ -31,6 +30,7 @@ from support.federations import (
     FEATURES,
     SIZES,
     TARGET,
+    Given,
     double,
     make_clients,
     make_federation,
@@ -49,7 +49,7 @@ def full_clients(sizes: tuple[int, ...] = SIZES) -> tuple[ClientData, ...]:
     )
 
 
-def job(algorithm: Algorithm, federation: Federation, client: int, t: int = 1) -> Job:
+def job(algorithm: Algorithm, federation: Federation, client: int, t: int = 1) -> Given:
     """The job of a client in the first round, with all clients."""
     server = start(algorithm, federation).server
     everyone = torch.arange(len(federation.clients))
@@ -57,7 +57,7 @@ def job(algorithm: Algorithm, federation: Federation, client: int, t: int = 1) -
     data = federation.clients[client]
     plans = plan_all(algorithm.phases(), data, t, federation.seeds.batch, client)
     state = first_state(algorithm, federation, client)
-    return Job(client, algorithm.broadcast(server | cohort, client), state, data, plans)
+    return Given(client, algorithm.broadcast(server | cohort, client), state, data, plans)
 
 
 def sent(algorithm: Algorithm, federation: Federation, client: int) -> Parts:

@@ -17,8 +17,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from flwr.clientapp import ClientApp
 
 from fedshift.engine.backends import Reply
-from fedshift.engine.checks.gate import Asked, Gate
-from fedshift.engine.checks.replies import block_of
+from fedshift.engine.checks.gate import Gate
+from fedshift.engine.checks.replies import Limits, fault_in
 from fedshift.errors import InputError, from_elsewhere
 from fedshift.experiments.folder.run_folder import EventLog
 from fedshift.flower import LocalGrid
@@ -75,12 +75,12 @@ def test_reasons_of_failures() -> None:
 
 def test_names_of_parts_and_tensors() -> None:
     w = {"w": torch.zeros(2)}
-    question = Asked(1, (0,), lambda _: {"params": w})
+    limits = Limits(1, Gate(), lambda _: {"params": w}, {})
     for tree in ({"params": w, ODD: {"w": torch.tensor([torch.nan])}}, {ODD: {ODD: ODD}}):
-        bad = Gate().admit([block_of(Reply(0, tree, {}, 1))], question).bad  # type: ignore[arg-type]
-        assert [one.client for one in bad] == [0]
-        assert "oh" in bad[0].reason
-        assert harmless(bad[0].reason)
+        bad = fault_in(Reply(0, tree, {}, 1), None, limits)  # type: ignore[arg-type]
+        assert bad is not None
+        assert "oh" in bad.reason
+        assert harmless(bad.reason)
 
 
 def test_registrations() -> None:

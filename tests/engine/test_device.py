@@ -18,11 +18,11 @@ import torch
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import Local
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.data import ClientData
+from fedshift.engine.backends import Backend, Job, Reply, Stage, loop
 from fedshift.engine.device import on
 from fedshift.engine.one_by_one import channels_last
-from fedshift.engine.round import jobs_of, open_round
-from fedshift.engine.run import Federation, first_state, run, start
+from fedshift.engine.run import Federation, run
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.errors import InputError
 from fedshift.experiments.engines import InProcess, Way, backend_of, evaluating
@@ -32,6 +32,7 @@ from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from support.every_method import MAKE
 from support.federations import CLASSES, FEATURES, TARGET, make_federation
+from support.odd_work import round_of
 from support.rounds import different, last
 from support.routing import routed_model
 
@@ -45,17 +46,16 @@ def replies_there(within: Backend, algorithm: Algorithm, federation: Federation)
     """The replies of three clients in round 1, trained by `within` on the device."""
     replies: list[Reply] = []
 
-    def noted(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        for reply in within(update, jobs):
+    def noted(stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for reply in within(stage, jobs):
             replies.append(reply)
             # Nothing to bring back: what has no numbers cannot be copied.
             yield reply._replace(update={}, changed={})
 
     backend = on("meta", noted)
-    opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(3), 1)
-    jobs = jobs_of(opened, federation.clients, lambda i: first_state(algorithm, federation, i), 0)
-    clients = sorted(reply.client for reply in backend(opened.stage.client_update, jobs))
-    assert clients == opened.ids[opened.asked].tolist()
+    stage, jobs = round_of(algorithm, federation)
+    clients = sorted(reply.client for reply in backend(stage, jobs[:3]))
+    assert clients == [job.client for job in jobs[:3]]
     return replies
 
 
@@ -134,8 +134,8 @@ def test_two_devices_at_once_are_refused(setting: Setting) -> None:
     """The other negative control: a tensor left on the processor is an error."""
     federation = make_federation(setting.model)
 
-    def behind(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        return loop(update, (job._replace(data=federation.clients[job.client]) for job in jobs))
+    def behind(stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        return loop(Stage(stage.algorithm, stage.t, stage.clients, stage.seed), jobs)
 
     with pytest.raises(RuntimeError, match="device"):
         replies_there(behind, recipes.fedavg(setting), federation)
@@ -151,25 +151,22 @@ def test_on_the_processor_nothing_changes(within: Backend, setting: Setting) -> 
 
 
 def test_examples_go_there_once_and_the_model_once_a_round(setting: Setting) -> None:
-    sent: list[Job] = []
+    sent: list[tuple[Job, ClientData]] = []
 
-    def spy(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        sent.extend(jobs)
+    def spy(stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        sent.extend((job, stage.data(job.client)) for job in jobs)
         return iter(())
 
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     backend = on("meta", spy)
     for _ in range(2):
-        opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(3), 1)
-        jobs = jobs_of(opened, federation.clients, lambda i: {}, 0)
-        assert not list(backend(opened.stage.client_update, jobs))
-    first, second = sent[:3], sent[3:]
-    assert len(second) == 3
-    assert all(a.data.x is b.data.x for a, b in zip(first, second, strict=True))
-    weights = [id(job.message["params"]["head.weight"]) for job in sent]
-    assert weights[:3] == [weights[0]] * 3
-    assert weights[3:] == [weights[3]] * 3
-    assert weights[0] != weights[3]
+        assert not list(backend(*round_of(algorithm, federation)))
+    first, second = sent[:6], sent[6:]
+    assert all(a[1].x is b[1].x for a, b in zip(first, second, strict=True))
+    weights = [id(job.message["params"]["head.weight"]) for job, _ in sent]
+    assert weights[:6] == [weights[0]] * 6
+    assert weights[6:] == [weights[6]] * 6
+    assert weights[0] != weights[6]
 
 
 @pytest.mark.few(1)
@@ -195,21 +192,22 @@ def test_kept_inputs_belong_to_their_client(make: Any) -> None:
 def test_clients_made_on_demand_are_not_kept(setting: Setting) -> None:
     """Clients made on demand are not kept, or the device would fill up."""
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
-    opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
     there: list[weakref.ref[torch.Tensor]] = []
 
-    def noted(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+    def noted(stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
         """A backend that trains no client and records which inputs are on the device."""
         for job in jobs:
-            assert job.data.x.is_meta
-            there.append(weakref.ref(job.data.x))
+            assert stage.data(job.client).x.is_meta
+            there.append(weakref.ref(stage.data(job.client).x))
             yield Reply(job.client, {}, {})
 
     def lie_there(backend: Backend) -> list[bool]:
         """Whether each client's inputs are kept after a round, and once the clients are gone."""
         there.clear()
         made = [c._replace(x=c.x.clone()) for c in federation.clients]
-        list(backend(opened.stage.client_update, jobs_of(opened, made, lambda i: {}, 0)))
+        stage, jobs = round_of(algorithm, federation)
+        list(backend(replace(stage, clients=made), jobs))
+        del stage
         gc.collect()
         before = [one() is not None for one in there]
         del made

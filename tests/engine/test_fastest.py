@@ -10,7 +10,7 @@ import pytest
 
 from fedshift import recipes
 from fedshift.data import client_data
-from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
+from fedshift.engine.backends import Job, Reply, Stage, loop
 from fedshift.engine.choosing import fastest as module
 from fedshift.engine.choosing.fastest import Probed, probe
 from fedshift.engine.stacking.stacked import Stacked
@@ -65,13 +65,13 @@ class Processes:
     def __init__(self, count: int, clock: list[float], cold: float = 10 * module.LONG) -> None:
         self.free, self.clock, self.cold = [0.0] * count, clock, dict.fromkeys(range(count), cold)
 
-    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+    def __call__(self, stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
         self.free = [self.clock[0]] * len(self.free)
         for job in jobs:
             one = self.free.index(min(self.free))
-            steps = sum(plan.steps for plan in job.plans.values())
+            steps = sum(plan.steps for plan in stage.plans([job.client])[0].values())
             self.free[one] += SECONDS * steps + self.cold.pop(one, 0.0)
-            yield from loop(update, [job])
+            yield from loop(stage, [job])
         self.clock[0] = max(self.free)
 
 

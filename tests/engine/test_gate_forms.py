@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedshift.client.local import Local
-from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
+from fedshift.engine.backends import Job, Reply, Stage, loop
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.checks.replies import finite
 from fedshift.engine.run import Federation, Round, play_round, run, start
@@ -41,8 +41,8 @@ def federation(model: Model, *sizes: int) -> Federation:
 def first(algorithm: Any, many: Federation, change: Change) -> Round:
     """Round 1, with a changed answer of client 0."""
 
-    def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        for reply in loop(update, jobs):
+    def backend(stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for reply in loop(stage, jobs):
             yield reply._replace(update=change(reply.update)) if reply.client == 0 else reply
 
     return next(run(algorithm, many, 2, backend=backend))
@@ -144,8 +144,8 @@ def test_a_state_that_is_no_parts_of_tensors_is_reported(
     algorithm = MAKE["fedavg"](setting)
     many = replace(federation(setting.model), gate=Gate(on_bad=on_bad))
 
-    def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        for reply in loop(update, jobs):
+    def backend(stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for reply in loop(stage, jobs):
             yield reply._replace(changed=state) if reply.client == 2 else reply
 
     played = run(algorithm, many, 1, backend=backend)
@@ -172,8 +172,8 @@ def test_the_message_outvotes_a_majority(setting: Setting) -> None:
     algorithm, many = MAKE["fedavg"](setting), federation(setting.model)
     odd = each("delta", lambda v: v[None])
 
-    def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        for reply in loop(update, jobs):
+    def backend(stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for reply in loop(stage, jobs):
             yield reply._replace(update=odd(reply.update)) if reply.client < 4 else reply
 
     played = next(run(algorithm, many, 2, backend=backend))
@@ -187,8 +187,8 @@ def test_what_a_client_would_keep_is_finite_too(setting: Setting) -> None:
     """Its personal model diverged, which the update does not show; it keeps the earlier one."""
     algorithm, many = MAKE["ditto"](setting), federation(setting.model)
 
-    def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        for reply in loop(update, jobs):
+    def backend(stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for reply in loop(stage, jobs):
             spoilt = {k: {n: v * torch.nan for n, v in t.items()} for k, t in reply.changed.items()}
             yield reply._replace(changed=spoilt) if reply.client == 0 else reply
 

@@ -14,7 +14,7 @@ import torch
 from fedshift import FedAvg, Local, Model
 from fedshift.data import client_data, register
 from fedshift.engine.backend_names import QUICKER
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.backends import Backend, Job, Reply, Stage, loop
 from fedshift.engine.choosing import loop_or_workers
 from fedshift.engine.choosing.loop_or_workers import Quicker, forks_safely
 from fedshift.engine.federation import Federation
@@ -42,11 +42,11 @@ def federation() -> tuple[FedAvg, Federation]:
 def slow(seconds: float, name: str, played: list[str], clock: list[float]) -> Backend:
     """The loop on a clock that advances by a fixed time for each client."""
 
-    def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+    def backend(stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
         played.append(name)
         for job in jobs:
             clock[0] += seconds
-            yield from loop(update, [job])
+            yield from loop(stage, [job])
 
     return backend
 
@@ -67,8 +67,8 @@ def rounds_by(
     monkeypatch.setattr(loop_or_workers, "loop", slow(here, "loop", played, clock))
     monkeypatch.setattr(loop_or_workers, "WORTH", 0.0)
     method, clients = federation()
-    with Quicker(hire, 2, rounds) as backend:
-        *_, last = run(method, clients, rounds, backend=backend)
+    backend = Quicker(hire, 2, rounds)
+    for last in backend.during(run(method, clients, rounds, backend=backend)):  # noqa: B007
         still = there_still[0]
     *_, loop_end = run(method, clients, rounds)
     assert all(
@@ -92,14 +92,14 @@ def test_after_failed_workers_the_loop_takes_over(
 ) -> None:
     """A client that workers have trained is not trained again."""
 
-    def failing(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        yield next(loop(update, jobs))
+    def failing(stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        yield next(loop(stage, jobs))
         raise TrainingError("a process ended")
 
     monkeypatch.setattr(loop_or_workers, "WORTH", 0.0)
     method, clients = federation()
-    with Quicker(lambda: contextlib.nullcontext(failing), 2, 6) as backend:
-        *_, last = run(method, clients, 6, backend=backend)
+    backend = Quicker(lambda: contextlib.nullcontext(failing), 2, 6)
+    *_, last = backend.during(run(method, clients, 6, backend=backend))
     assert backend.chosen == "loop"
     *_, loop_end = run(method, clients, 6)
     assert all(
@@ -112,20 +112,19 @@ def test_long_rounds_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rounds_by(monkeypatch, 0.02, 0.01, 4)[0] == ["loop"] + ["workers"] * 3
 
 
-def test_short_runs_and_unpicklable_work_stay_in_this_process(
+def test_short_runs_stay_in_this_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Short runs, local functions, and systems that cannot fork."""
+    """Short runs, and systems that cannot fork."""
 
     def fails() -> Any:
         raise InputError("no processes")
 
-    for worth, sends in ((1e9, True), (0.0, False), (0.0, True)):
+    for worth in (1e9, 0.0):
         monkeypatch.setattr(loop_or_workers, "WORTH", worth)
-        monkeypatch.setattr(loop_or_workers, "can_send", lambda thing, sends=sends: sends)
         method, clients = federation()
-        with Quicker(fails, 2, 5) as backend:
-            *_, last = run(method, clients, 5, backend=backend)
+        backend = Quicker(fails, 2, 5)
+        *_, last = backend.during(run(method, clients, 5, backend=backend))
         assert backend.chosen == "loop"
         assert last.t == 5
 
@@ -136,8 +135,6 @@ def test_short_runs_and_unpicklable_work_stay_in_this_process(
         ({}, True, QUICKER),
         ({}, False, "loop"),
         ({"threads": 2}, True, "loop"),
-        ({"retries": 1}, True, "workers"),
-        ({"deadline": 9.0, "on_bad_reply": "drop"}, False, "workers"),
     ],
 )
 def test_the_default_backend(
@@ -173,3 +170,13 @@ def test_forking_is_not_safe_in_a_daemonic_process(monkeypatch: pytest.MonkeyPat
     assert forks_safely() == ("fork" in multiprocessing.get_all_start_methods())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert not forks_safely()
+
+
+@pytest.mark.parametrize("training", [{"retries": 1}, {"deadline": 9.0, "on_bad_reply": "drop"}])
+def test_deadline_and_retries_are_for_flower(training: dict[str, Any]) -> None:
+    method, clients = federation()
+    for engine in (default_engine(), InProcess(), InProcess(Way("workers", 2))):
+        with pytest.raises(InputError, match=f"training.{next(iter(training))} = . is for Flower"):
+            engine.rounds(
+                method, clients, Training(rounds=2, **training), {}, after=None, meter=None
+            )

@@ -119,17 +119,12 @@ def untie(net: Any) -> None:
     net[1].bias = nn.Parameter(net[1].bias.detach().clone())
 
 
-def replace(net: Any) -> None:
-    net[2] = nn.Linear(FEATURES, CLASSES)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (fix, '"0.weight" has requires_grad=False now, and had True'),
         (tie, "its layers, or what they share"),
         (untie, "its layers, or what they share"),
-        (replace, "its layers, or what they share"),
     ],
 )
 def test_a_network_that_is_changed_within_a_run_is_refused(change: Any, message: str) -> None:

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from fedshift import recipes
-from fedshift.client.local import Local, plan_all
+from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, View, batch_mean
 from fedshift.data import Batch, batches, take
-from fedshift.engine import round as one_round
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop, work
+from fedshift.engine.backends import Backend, Job, Reply, Stage, loop
 from fedshift.engine.one_by_one import channels_last, dense
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import run
@@ -27,7 +26,8 @@ from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import generator
 from fedshift.tree import sub
-from support.federations import CLASSES, make_clients, make_federation, one_job
+from support.federations import CLASSES, make_clients, make_federation
+from support.odd_work import round_of
 from support.photographs import images
 from support.rounds import last
 
@@ -62,28 +62,6 @@ def test_channels_last_is_for_images(setting: Setting) -> None:
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     with pytest.raises(UnfitError, match=r"for images .*; these inputs are \(8, 8\)"):
         last(run(algorithm, federation, 1, backend=channels_last(loop)))
-
-
-@pytest.mark.parametrize("by_work", [True, False], ids=["work", "client_update"])
-def test_a_custom_backend_trains_as_the_job_says_by_work(setting: Setting, by_work: bool) -> None:
-    """Vectors cannot be channels-last: the error shows that the job's way was taken."""
-
-    def one_by_one(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        for job in jobs:
-            if by_work:
-                yield work(update, job)
-            else:
-                yield Reply(job.client, *update(*job[1:5]), job.t)
-
-    def train(backend: Backend) -> Tensor:
-        rounds = run(recipes.fedavg(setting), make_federation(setting.model), 1, backend=backend)
-        return torch.cat([v.flatten() for v in last(rounds).server["params"].values()])
-
-    if by_work:
-        with pytest.raises(UnfitError, match="channels-last is for images"):
-            train(channels_last(one_by_one))
-    else:
-        assert torch.equal(train(channels_last(one_by_one)), train(loop))
 
 
 @pytest.mark.parametrize("lever", [dense, channels_last])
@@ -168,21 +146,6 @@ def test_cross_entropy_of_even_batches_has_the_same_gradient(
         assert loss_and_gradient(logits.float(), wide)[0].dtype == torch.float64
 
 
-def test_batches_drawn_ahead_are_the_same(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(one_round, "AHEAD", 4)
-    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
-    server = algorithm.init(federation.params, {}, federation.table)
-    opened = one_round.open_round(algorithm, server, torch.arange(6), 2)
-    drawn = list(one_round.jobs_of(opened, federation.clients, lambda i: {}, 0))
-    assert [job.client for job in drawn] == list(range(6))
-    for job in drawn:
-        alone = plan_all(algorithm.phases(), job.data, 2, 0, job.client)["train0"]
-        assert torch.equal(job.plans["train0"].rows, alone.rows)
-        assert (job.t, job.data) == (2, federation.clients[job.client])
-
-
 @pytest.mark.slow
 def test_no_backend_trains_a_client_without_weight() -> None:
     """FedPALS for two labels: clients without these labels get weight 0 and no job."""
@@ -192,10 +155,10 @@ def test_no_backend_trains_a_client_without_weight() -> None:
     trained: list[int] = []
 
     def noted(backend: Backend) -> Backend:
-        def backed(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        def backed(stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
             todo = list(jobs)
             trained.extend(job.client for job in todo)
-            yield from backend(update, todo)
+            yield from backend(stage, todo)
 
         return backed
 
@@ -229,7 +192,6 @@ def test_parameters_that_were_sent_stay(setting: Setting) -> None:
     """From the second step on, steps are taken in place."""
     federation = make_federation(setting.model)
     before = {k: v.clone() for k, v in federation.params.items()}
-    job = one_job(recipes.fedavg(setting), federation)
     for backend in (loop, dense(loop), Stacked(dense=True)):
-        list(backend(recipes.fedavg(setting).client_update, [job]))
+        list(backend(*round_of(recipes.fedavg(setting), federation)))
         assert all(torch.equal(v, federation.params[k]) for k, v in before.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.data import ClientData, Plan
-from fedshift.engine.backends import ClientUpdate, Forgiving, Job, Reply
-from fedshift.engine.checks.gate import Asked, Gate
-from fedshift.engine.checks.replies import block_of, failure
+from fedshift.engine.backends import Job, Reply, Stage
+from fedshift.engine.checks.gate import Gate
 from fedshift.engine.run import Federation, Round, play_round, run, start
-from fedshift.engine.stacking.stacked import Stacked, shorten
+from fedshift.engine.stacking import stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.engines import backend_of
 from fedshift.model import Model, build
@@ -36,8 +36,8 @@ from support.federations import (
     double,
     make_clients,
     make_federation,
-    one_job,
 )
+from support.odd_work import Meddling, round_of
 from support.rounds import relative_difference
 
 pytestmark = pytest.mark.routed
@@ -102,9 +102,12 @@ def test_the_comparison_can_fail(setting: Setting) -> None:
     def without(plan: Plan) -> Plan:
         return plan._replace(weight=torch.ones_like(plan.weight))
 
-    def loose(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        changed = (j._replace(plans={k: without(p) for k, p in j.plans.items()}) for j in jobs)
-        return Stacked()(update, changed)
+    class Loose(Stage):
+        def plans(self, clients: Sequence[int]) -> list[dict[str, Plan]]:
+            return [{k: without(p) for k, p in one.items()} for one in super().plans(clients)]
+
+    def loose(stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        return Stacked()(Loose(stage.algorithm, stage.t, stage.clients, stage.seed), jobs)
 
     federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
     plain, other = (
@@ -231,65 +234,51 @@ def test_cohorts_that_do_not_come_again_are_not_kept(setting: Setting) -> None:
 
 
 def test_blocks_fit_in_memory(setting: Setting) -> None:
-    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
-    jobs = [one_job(algorithm, federation, i) for i in range(6)]
+    stage, jobs = round_of(recipes.fedavg(setting), make_federation(setting.model))
 
-    def blocks(memory: int) -> list[tuple[int, ...]]:
-        stream = Stacked(memory).stream(algorithm.client_update, jobs)
-        return [block.clients for block in stream]
+    def order(memory: int) -> list[int]:
+        return [reply.client for reply in Stacked(memory)(stage, jobs)]
 
-    def lengths(memory: int) -> list[int]:
-        return list(map(len, blocks(memory)))
+    def blocks(memory: int) -> list[int]:
+        """How many clients each block has: a message is stacked once for each block."""
+        sizes: list[int] = []
+
+        def noted(*given: Any) -> Any:
+            sizes.append(len(given[1]))
+            return real(*given)
+
+        with pytest.MonkeyPatch.context() as patch:
+            real = stacked._together
+            patch.setattr(stacked, "_together", noted)
+            order(memory)
+        return sizes
 
     # The least memory that is enough for all: six times the share of the largest client.
     whole = bisect_left(range(1 << 20), 1, lo=1, key=lambda memory: len(blocks(memory)) == 1)
-    assert [lengths(whole), lengths(whole - 1)] == [[6], [3, 3]]
-    assert [lengths(whole // 2), lengths(whole // 2 - 1)] == [[3, 3], [2, 2, 2]]
-    assert lengths(1) == [1] * 6
-    sizes = [len(jobs[i].data.y) for block in blocks(whole // 2) for i in block]
-    assert sizes == sorted(sizes) != [len(job.data.y) for job in jobs]
-
-
-def test_each_block_is_of_one_round(setting: Setting) -> None:
-    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
-    jobs = [one_job(algorithm, federation, i)._replace(t=1 + i % 2) for i in range(4)]
-    replies = Stacked()(algorithm.client_update, jobs)
-    assert {reply.client: reply.t for reply in replies} == {0: 1, 1: 2, 2: 1, 3: 2}
+    assert [blocks(whole), blocks(whole - 1)] == [[6], [3, 3]]
+    assert [blocks(whole // 2), blocks(whole // 2 - 1)] == [[3, 3], [2, 2, 2]]
+    assert blocks(1) == [1] * 6
+    sizes = [len(stage.clients[i].y) for i in order(whole // 2)]
+    assert sizes == sorted(sizes) != [len(c.y) for c in stage.clients]
 
 
 def test_failures_are_answers_one_by_one_alone(setting: Setting) -> None:
     """A client whose reply is no tensor drops out with the reason, as one that fails does."""
 
-    def odd(message: Parts, state: Parts, data: ClientData, plans: Any) -> tuple[Parts, Parts]:
+    def odd(message: Parts, data: ClientData) -> None:
         try:
             client = int(data.id)
         except RuntimeError:
             raise ValueError("not together") from None
         if client == 1:
             raise ValueError("no reason")
-        sent, new_state = algorithm.client_update(message, state, data, plans)
-        return (sent | {"delta": {"w": "words"}} if client == 2 else sent), new_state
 
-    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
-    lenient = replace(federation, gate=Gate(on_bad="drop"))
-    jobs = [one_job(algorithm, lenient, i) for i in range(4)]
-    replies = {r.client: r for r in Stacked()(Forgiving(odd), jobs)}
-    assert sorted(replies) == [0, 1, 2, 3]
-    assert failure(replies[1].update) == "no reason"
-    question = Asked(jobs[0].t, (0, 1, 2, 3), lambda i: jobs[i].message)
-    admitted = Gate(on_bad="drop").admit([*map(block_of, replies.values())], question)
-    dropped = {one.client: one.reason for one in admitted.bad}
-    assert sorted(dropped) == [1, 2]
-    assert "no tensor but str" in dropped[2]
-    came = list(Stacked().stream(Forgiving(odd), jobs))
-    assert sorted(block.clients for block in came) == [(0,), (1,), (2,), (3,)]
-
-
-def test_shortened_plans_keep_their_sizes(setting: Setting) -> None:
-    federation = make_federation(setting.model)
-    job = one_job(recipes.fedavg(setting), federation, 3)
-    assert shorten(job, 2).plans["train0"].sizes == (12, 12)
-    assert shorten(job, 99).plans["train0"].steps == job.plans["train0"].steps
+    federation = replace(make_federation(setting.model), gate=Gate(on_bad="drop"))
+    method = Meddling(recipes.fedavg(setting), odd)
+    played = last(run(method, federation, 1, backend=Stacked()))
+    assert [(one.client, one.reason) for one in played.dropped] == [
+        (1, "client 1 failed: no reason")
+    ]
 
 
 def test_a_memory_limit_of_zero_is_refused() -> None:
@@ -316,17 +305,13 @@ def test_backends_that_do_not_exist(name: str, count: int | None, message: str) 
 
 
 def test_a_block_is_let_go_before_the_next_is_trained(setting: Setting) -> None:
-    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
-    jobs = [one_job(algorithm, federation, i) for i in range(4)]
     came: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
-
-    def update(*given: Any) -> tuple[Parts, Parts]:
-        alive.append(sum(v() is not None for v in came))
-        return algorithm.client_update(*given)
-
-    for block in Stacked(memory=1).stream(update, jobs):
-        came += [weakref.ref(v) for v in block.updates["delta"].values()]
-        del block
-    assert len(came) == 4 * len(federation.params)
-    assert set(alive) == {0}
+    method = Meddling(
+        recipes.fedavg(setting), lambda *given: alive.append(sum(v() is not None for v in came))
+    )
+    stage, jobs = round_of(method, make_federation(setting.model))
+    for reply in Stacked(memory=1)(stage, jobs):
+        came += [weakref.ref(v) for v in reply.update["delta"].values()]
+        del reply
+    assert max(alive) == 0

@@ -14,7 +14,7 @@ import torch
 from fedshift import recipes
 from fedshift.client.local import plan_all
 from fedshift.data import ClientData, Plan
-from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
+from fedshift.engine.backends import Job, Reply, Stage, loop
 from fedshift.engine.run import Round, run, start
 from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import TrainingError
@@ -128,8 +128,8 @@ def test_parts_are_two_levels_of_tensors_of_stable_shape(
 @pytest.mark.few(1)
 @each
 def test_order_of_replies_is_irrelevant(make: Make, setting: Setting, federated: Any) -> None:
-    def backwards(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        return iter(list(loop(update, jobs))[::-1])
+    def backwards(stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        return iter(list(loop(stage, jobs))[::-1])
 
     turned = last(run(make(setting), federated(), ROUNDS, backend=backwards))
     assert equal(whole(make, setting).end, turned)

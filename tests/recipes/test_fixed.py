@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedshift import recipes
 from fedshift.client.local import Local, plan_all
 from fedshift.data import take
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.backends import Backend, Job, Reply, Stage, loop
 from fedshift.engine.run import run
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.model import Model, build
@@ -42,8 +42,8 @@ def chain(names: Iterable[str] = CHAIN) -> Model:
 def noting(sent: list[Parts]) -> Backend:
     """The loop, with a check of all replies."""
 
-    def noted(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        for reply in loop(update, jobs):
+    def noted(stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for reply in loop(stage, jobs):
             sent.append(reply.update)
             yield reply
 
@@ -108,8 +108,8 @@ def test_stacked_clients_do_as_the_loop(name: str, backend: Backend) -> None:
 
 
 def test_a_reply_that_carries_them_is_refused(setting: Setting, federated: Any) -> None:
-    def forging(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        for reply in loop(update, jobs):
+    def forging(stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for reply in loop(stage, jobs):
             reply.update["delta"]["head.bias"] = torch.zeros(CLASSES)
             yield reply
 

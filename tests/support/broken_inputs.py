@@ -342,7 +342,7 @@ CASES = (
     Broken(
         "retries in one process",
         2,
-        "f.toml:11: training.retries = 2 asks clients again whose process died, and here all train in one process; leave it out, or train with --workers N, or on Flower",
+        "f.toml:11: training.retries = 2 is for Flower, whose clients may be late or fail; leave it out here",
         toml=GOOD.replace("rounds = 1", "rounds = 1\nretries = 2"),
         args=("--backend", "loop"),
     ),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
+from fedshift.engine.backends import Backend, Job, Reply, Stage
 from fedshift.engine.run import Federation, run, start
 from fedshift.errors import UnfitError
 from fedshift.recipes import Setting
@@ -68,9 +69,9 @@ def may_refuse(name: str) -> Iterator[None]:
 def with_other_labels(backend: Backend) -> Backend:
     """The method, training each client with the labels shifted by one place."""
 
-    def odd(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        shifted = (j._replace(data=j.data._replace(y=j.data.y.roll(1))) for j in jobs)
-        return backend(update, shifted)
+    def odd(stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        shifted = tuple(c._replace(y=c.y.roll(1)) for c in stage.clients)
+        return backend(replace(stage, clients=shifted), jobs)
 
     return odd
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import plan_all
-from fedshift.data import ClientData, client_data, register
-from fedshift.engine.backends import Job
+from fedshift.data import ClientData, Plan, client_data, register
 from fedshift.engine.run import Federation
 from fedshift.model import Model
 from fedshift.seeds import Seeds, generator
+from fedshift.tree import Parts
 
 CLASSES, FEATURES = 5, 8
 SIZES = (9, 23, 16, 40, 7, 30)
@@ -65,8 +67,18 @@ def double(federation: Federation) -> Federation:
     return Federation(clients, params, federation.buffers, federation.table, federation.seeds)
 
 
-def one_job(algorithm: Algorithm, federation: Federation, client: int = 1) -> Job:
-    """The job of `client` in round 1."""
+class Given(NamedTuple):
+    """What a client's update is given."""
+
+    client: int
+    message: Parts
+    state: Parts
+    data: ClientData
+    plans: Mapping[str, Plan]
+
+
+def one_job(algorithm: Algorithm, federation: Federation, client: int = 1) -> Given:
+    """What `client` is given in round 1."""
     data = federation.clients[client]
     server = algorithm.init(federation.params, federation.buffers, federation.table)
     state = algorithm.init_client(federation.params, federation.buffers, data)
@@ -75,4 +87,4 @@ def one_job(algorithm: Algorithm, federation: Federation, client: int = 1) -> Jo
     everyone = torch.arange(len(federation.clients))
     cohort = {"id": everyone, "weight": stage.weigh(server, everyone)}
     message = stage.broadcast(server | {"cohort": cohort}, client)
-    return Job(client, message, state, data, plans)
+    return Given(client, message, state, data, plans)

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.engine.backends import Reply, loop
+from fedshift.engine.backends import Job, Reply, Stage, loop
 from fedshift.engine.checks.gate import Gate
-from fedshift.engine.checks.replies import block_of
-from fedshift.engine.round import Opened, Round, job_of, open_round, question, settle
+from fedshift.engine.round import Opened, Round, admit, close_round, open_round
 from fedshift.engine.run import Federation, first_state, start
 from fedshift.errors import InputError
 from fedshift.seeds import numpy_generator
@@ -47,9 +46,9 @@ class Arena:
 
     def settled(self, replies: Sequence[Reply]) -> Round:
         """The round with these replies."""
-        admitted = self.gate.admit([*map(block_of, replies)], question(self.opened))
+        good, bad = admit(replies, self.opened, self.gate, {})
         table, seed = self.federation.table, self.federation.seeds.batch
-        return settle(self.opened, self.server, admitted, admitted.bad, self.gate, table, seed)
+        return close_round(self.opened, self.server, good, bad, self.gate, table, seed)
 
 
 def arena(algorithm: Algorithm, federation: Federation, gate: Gate) -> Arena:
@@ -58,13 +57,10 @@ def arena(algorithm: Algorithm, federation: Federation, gate: Gate) -> Arena:
     clients, seed = federation.clients, federation.seeds.batch
     opened = open_round(algorithm, server, torch.arange(len(clients)), 1, gate.max_weight)
     jobs = (
-        job_of(
-            opened.stage, opened.message(i), first_state(algorithm, federation, i), clients[i], i,
-            1, seed,
-        )
-        for i in opened.ids[opened.asked].tolist()
-    )  # fmt: skip
-    honest = tuple(loop(opened.stage.client_update, jobs))
+        Job(i, 1, opened.message(i), first_state(algorithm, federation, i))
+        for i in opened.clients()
+    )
+    honest = tuple(loop(Stage(algorithm, 1, clients, seed), jobs))
     return Arena(opened, server, gate, federation, honest)
 
 

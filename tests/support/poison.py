@@ -15,7 +15,7 @@ VARIABLE = "FEDSHIFT_POISON"
 # Who may: the reader of CIFAR's files, which admits no object; processes of one machine that talk
 # to each other (workers, Ray); torch's own copies of values; tests that make and look at pickles.
 OWN = (
-    "fedshift.datasets.safe_pickle", "fedshift.engine.processes.pipe", "multiprocessing.",
+    "fedshift.datasets.safe_pickle", "multiprocessing.",
     "concurrent.", "ray.", "cloudpickle.",
     "torch.multiprocessing", "hypothesis.", "test_datasets_cifar", "test_stateless",
     "test_no_pickle",

@@ -8,21 +8,19 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.backends import Backend, Job, Reply, Stage, loop
 from fedshift.engine.preflight.method import check_router
 from fedshift.engine.preflight.network import check_model
-from fedshift.engine.round import has_examples, jobs_of, open_round
-from fedshift.engine.run import Federation, Round, draw_cohort, first_state, start
-from fedshift.engine.stacking.stacked import shorten
+from fedshift.engine.round import Round, has_examples, open_round
+from fedshift.engine.run import Federation, draw_cohort, start, state_of
 from fedshift.errors import FedshiftError, InputError, TrainingError, UnfitError
-from fedshift.tree import Params, Parts, flatten
+from fedshift.tree import flatten
 
 # As many clients take part in a trial as the loop trains for one step in this many seconds.
 BUDGET = 0.2
@@ -81,28 +79,46 @@ def probe(
 
     processes: how many a backend has, if more than one. All of them get equally many clients.
     """
-    update, jobs = _first_round(algorithm, federation, cohort)
-    _timed(loop, update, [shorten(jobs[-1], 1)])  # the first call is slow
-    unit, _ = _timed(loop, update, [shorten(jobs[-1], 1)])
+    current, total = start(algorithm, federation), len(federation.clients)
+    for t in itertools.count(1):  # the first round whose cohort has an example
+        ids = draw_cohort(total, cohort or total, t, federation.seeds.cohort)
+        if has_examples(current.server, ids):
+            break
+    stage, jobs = _trial(current._replace(t=t - 1), algorithm, federation, cohort)
+    short, longer = replace(stage, most=1), replace(stage, most=STEPS)
+    _timed(loop, short, jobs[-1:])  # the first call is slow
+    unit, _ = _timed(loop, short, jobs[-1:])
     # By time, not by number, so that trials take about as long for any model.
-    count_tried = max(4, int(BUDGET / max(unit, 1e-6)))
+    count = max(4, int(BUDGET / max(unit, 1e-6)))
     # The loop's results are the reference for all others.
-    expected = _timed(loop, update, [shorten(job, 1) for job in jobs[:count_tried]])[1]
+    expected = _timed(loop, short, jobs[:count])[1]
     seconds: dict[str, float] = {}
     refused: dict[str, str] = {}
     for name, backend in {"loop": loop, **contenders}.items():
         each = (processes or {}).get(name, 1)
-        # Rounded up, so that no process is idle.
-        tried = jobs[: -(-count_tried // each) * each]
+        tried = jobs[: -(-count // each) * each]  # rounded up, so that no process is idle
+        plans = stage.plans([job.client for job in tried])
+        steps = sum(max((p.steps for p in one.values()), default=0) for one in plans) / len(tried)
         try:
-            # A first call is slow, in every process anew. The loop has had one.
-            if backend is not loop:
-                _timed(backend, update, [shorten(job, 1) for job in tried])
-            estimate = _estimated(backend, update, tried, expected)
+            _timed(backend, short, tried)  # a first call is slow, in every process anew
+            first, replies = _timed(backend, short, tried)
+            # A backend that is fast and wrong must not win.
+            if (gap := _distance(replies[: len(expected)], expected)) > SAME:
+                raise InputError(f"results are {gap:.1g} of a step away from the loop's")
+            if first <= LONG and steps > 1:
+                # The shorter of two trials: other processes can only make one slower.
+                one, many = (
+                    min(_timed(backend, stage, tried)[0] for _ in range(2))
+                    for stage in (short, longer)
+                )
+                # Not below 0: noise can make more steps look faster.
+                first = one + max(many - one, 0.0) / (min(STEPS, steps) - 1) * (steps - 1)
+            else:
+                first *= max(steps, 1.0)
         except (InputError, TrainingError) as e:  # an error in the data comes again in the run
             refused[name] = str(e)
         else:
-            seconds[name] = estimate * len(jobs) / len(tried)
+            seconds[name] = first * len(jobs) / len(tried)
     return Probed(seconds, refused, len(jobs))
 
 
@@ -127,79 +143,46 @@ def check_fit(
     if current.t >= rounds:
         return
     try:
-        update, jobs = _round_after(current, algorithm, federation, cohort)
-        tried = [shorten(job, 1) for job in itertools.islice(jobs, TRIED)]
-        list(backend(update, tried))
+        stage, jobs = _trial(current, algorithm, federation, cohort, TRIED)
+        list(backend(replace(stage, most=1), jobs))
     except UnfitError:
         raise
     except FedshiftError:
         return
 
 
-def _first_round(
-    algorithm: Algorithm, federation: Federation, cohort: int | None
-) -> tuple[ClientUpdate, list[Job]]:
-    """The jobs of round 1, or of the first round whose cohort has an example."""
-    first, total = start(algorithm, federation), len(federation.clients)
-    draws = (draw_cohort(total, cohort or total, t, federation.seeds.cohort) for t in count(1))
-    t = next(t for t, ids in enumerate(draws) if has_examples(first.server, ids))
-    update, jobs = _round_after(first._replace(t=t), algorithm, federation, cohort)
-    return update, list(jobs)
-
-
-def _round_after(
-    current: Round, algorithm: Algorithm, federation: Federation, cohort: int | None
-) -> tuple[ClientUpdate, Iterator[Job]]:
-    """The jobs of the next round, made one by one."""
-    total, seed, t = len(federation.clients), federation.seeds, current.t + 1
-    ids = draw_cohort(total, cohort or total, t, seed.cohort)
+def _trial(
+    current: Round, algorithm: Algorithm, federation: Federation, cohort: int | None,
+    most: int | None = None,
+) -> tuple[Stage, list[Job]]:  # fmt: skip
+    """The stage of the next round, and its jobs, at most so many."""
+    total, seeds, t = len(federation.clients), federation.seeds, current.t + 1
+    ids = draw_cohort(total, cohort or total, t, seeds.cohort)
     opened = open_round(algorithm, current.server, ids, t, federation.gate.max_weight)
-
-    def state_of(i: int) -> Parts:
-        return current.states[i] if i in current.states else first_state(algorithm, federation, i)
-
-    return opened.stage.client_update, jobs_of(opened, federation.clients, state_of, seed.batch)
-
-
-def _estimated(
-    backend: Backend, update: ClientUpdate, jobs: Sequence[Job], expected: Sequence[Reply]
-) -> float:
-    """Estimated seconds of these jobs with all their steps; expected: the loop's replies."""
-    steps = sum(max((p.steps for p in job.plans.values()), default=0) for job in jobs) / len(jobs)
-    short = [shorten(job, 1) for job in jobs]
-    first, replies = _timed(backend, update, short)
-    # A backend that is fast and wrong must not win.
-    if (gap := _distance(replies[: len(expected)], expected)) > SAME:
-        raise InputError(f"results are {gap:.1g} of a step away from the loop's")
-    if first > LONG or steps <= 1:
-        return first * max(steps, 1.0)
-    longer = [shorten(job, STEPS) for job in jobs]
-    # The shorter of two trials: other processes can only make one slower.
-    one, many = (min(_timed(backend, update, j)[0] for _ in range(2)) for j in (short, longer))
-    # Not below 0: noise can make more steps look faster.
-    slope = max(many - one, 0.0) / (min(STEPS, steps) - 1)
-    return one + slope * (steps - 1)
+    jobs = [
+        Job(i, t, opened.message(i), state_of(algorithm, federation, current.states, i))
+        for i in opened.clients()[:most]
+    ]
+    return Stage(algorithm, t, federation.clients, seeds.batch), jobs
 
 
-def _timed(
-    backend: Backend, update: ClientUpdate, jobs: Sequence[Job]
-) -> tuple[float, list[Reply]]:
+def _timed(backend: Backend, stage: Stage, jobs: Sequence[Job]) -> tuple[float, list[Reply]]:
     began = time.perf_counter()
-    replies = list(backend(update, jobs))
+    replies = list(backend(stage, jobs))
     return time.perf_counter() - began, sorted(replies, key=lambda reply: reply.client)
 
 
 def _distance(replies: Sequence[Reply], expected: Sequence[Reply]) -> float:
     """||u - u'|| / ||u'||, the largest over all clients; u: an update without its report."""
-
-    def norm(a: Reply, b: Reply | None = None) -> float:
-        one, other = _numbers(a), {} if b is None else _numbers(b)
-        return math.hypot(*(float((v - other.get(k, 0.0)).norm()) for k, v in one.items()))
-
-    each = [norm(a, b) / (norm(b) or 1.0) for a, b in zip(replies, expected, strict=True)]
-    return max(each, default=0.0)
-
-
-def _numbers(reply: Reply) -> Params:
-    update = {part: tree for part, tree in reply.update.items() if part != "report"}
-    return {k: v.double() for k, v in flatten(update).items()}
+    gaps = [0.0]
+    for reply, other in zip(replies, expected, strict=True):
+        a, b = (
+            flatten({part: tree for part, tree in one.update.items() if part != "report"})
+            for one in (reply, other)
+        )
+        size = math.hypot(*(float(v.double().norm()) for v in b.values()))
+        gaps.append(
+            math.hypot(*(float((v.double() - b[k].double()).norm()) for k, v in a.items()))
+            / (size or 1.0)
+        )
+    return max(gaps)

@@ -17,8 +17,7 @@ from typing import TypeVar
 
 import torch
 
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
-from fedshift.engine.processes.pipe import can_send
+from fedshift.engine.backends import Backend, Job, Reply, Stage, loop
 from fedshift.errors import InputError, TrainingError
 
 T = TypeVar("T")
@@ -51,11 +50,11 @@ class Quicker:
     hire    makes the workers, when they are first needed
     count   how many workers that are
     rounds  rounds of the whole run
-    least   seconds per step of the fastest round so far, by backend
+    least   seconds per client of the fastest round so far, by backend
     calls   rounds so far, by backend
     chosen  the backend for all other rounds, once that is decided
 
-    Workers are not tried if the rounds that are left are short, or if the method cannot be sent.
+    Workers are not tried if the rounds that are left are short.
     """
 
     hire: Callable[[], AbstractContextManager[Backend]]
@@ -64,74 +63,54 @@ class Quicker:
     least: dict[str, float] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     chosen: str | None = None
-    _team: Backend | None = None
+    _team: Backend = loop
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
-
-    def __enter__(self) -> Quicker:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
 
     def during(self, rounds: Iterator[T]) -> Iterator[T]:
         """The rounds that this backend trains; workers are ended after the last one."""
-        with self:
+        with self._stack:
             yield from rounds
 
-    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+    def __call__(self, stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
         """Train a round by the backend whose turn it is, and measure it until one is chosen."""
-        name = self.chosen or ("loop" if "workers" not in self.calls else "workers")
-        steps, t, began = 0, 0, time.perf_counter()
-
-        def counted() -> Iterator[Job]:
-            nonlocal steps, t
-            for job in jobs:
-                steps, t = steps + sum(plan.steps for plan in job.plans.values()), job.t
-                yield job
-
-        team = self._team if name == "workers" else None
-        if team is None:
-            yield from loop(update, counted())
-        elif self.chosen is None:
-            yield from self._tried(team, update, list(counted()))
-        else:
-            yield from team(update, counted())
-        if self.chosen is None:
-            seconds = time.perf_counter() - began
-            self.calls[name] = self.calls.get(name, 0) + 1
-            self.least[name] = min(self.least.get(name, seconds), seconds / max(steps, 1))
-            self._choose(name, update, seconds, self.rounds - t)
-
-    def _tried(self, team: Backend, update: ClientUpdate, jobs: list[Job]) -> Iterator[Reply]:
-        """Train with workers. If a worker fails (for lack of memory, say), the loop goes on."""
-        finished: set[int] = set()
+        name = self.chosen or ("workers" if "workers" in self.calls else "loop")
+        if self.chosen is not None:
+            yield from (self._team if name == "workers" else loop)(stage, jobs)
+            return
+        todo, finished, began = list(jobs), set[int](), time.perf_counter()
         try:
-            for reply in team(update, jobs):
+            for reply in (self._team if name == "workers" else loop)(stage, todo):
                 finished.add(reply.client)
                 yield reply
         except (TrainingError, OSError):
+            if name == "loop":
+                raise
+            # A worker failed, for lack of memory, say: the loop goes on.
             self._leave()
-            yield from loop(update, [job for job in jobs if job.client not in finished])
+            yield from loop(stage, [job for job in todo if job.client not in finished])
+            return
+        seconds = time.perf_counter() - began
+        self.calls[name] = self.calls.get(name, 0) + 1
+        each = seconds / max(len(todo), 1)
+        self.least[name] = min(self.least.get(name, each), each)
+        if seconds < LONG and self.calls[name] < 2:
+            return  # a first call is slow: measure another one
+        if name == "loop":
+            self._hire_if_worth(seconds * (self.rounds - stage.t))
+        elif self.least["loop"] <= self.least["workers"]:
+            self._leave()
+        else:
+            self.chosen = "workers"
+
+    def _hire_if_worth(self, seconds: float) -> None:
+        """Try workers next, if the loop needs so many seconds for the rounds that are left."""
+        self.chosen = "loop"
+        if seconds * (1 - 1 / self.count) >= WORTH:
+            with contextlib.suppress(InputError, OSError):  # no process could be forked
+                self._team = self._stack.enter_context(self.hire())
+                self.calls["workers"], self.chosen = 0, None
 
     def _leave(self) -> None:
         """Choose the loop for all other rounds, and end the workers."""
-        self.chosen = "loop"
+        self.chosen, self._team = "loop", loop
         self._stack.close()
-        self._team = None
-
-    def _choose(self, name: str, update: ClientUpdate, seconds: float, left: int) -> None:
-        """Choose after a round by `name` that took so many seconds; left: rounds to come."""
-        if seconds < LONG and self.calls[name] < 2:
-            return  # a first call is slow: measure another one
-        if name == "workers":
-            self.chosen = min(self.least, key=lambda one: self.least[one])
-            if self.chosen == "loop":
-                self._leave()
-        elif left * seconds * (1 - 1 / self.count) < WORTH or not can_send(update):
-            self.chosen = "loop"
-        else:
-            try:
-                self._team = self._stack.enter_context(self.hire())
-                self.calls["workers"] = 0
-            except (InputError, OSError):  # no process could be forked
-                self.chosen = "loop"

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedshift.algorithms.base import check_method
 from fedshift.arguments import called, check_kind, check_whole
 from fedshift.data import Surveyed
-from fedshift.engine.backend_checks import check_backend
+from fedshift.engine.backends import check_backend
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.federation import TABLE, Federation
 from fedshift.engine.round import Round

@@ -7,36 +7,22 @@ client's result is that of `loop`, but for the order of sums.
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import is_
-from typing import Any, NoReturn, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import is_elementwise
 from fedshift.arguments import check_fields
-from fedshift.client.plans import PlansOfClient, widths
 from fedshift.client.trainer import trained_by
 from fedshift.data import ClientData, Plan
-from fedshift.engine.backends import (
-    FAILED,
-    Block,
-    ClientUpdate,
-    Forgiving,
-    Job,
-    Reply,
-    stamp,
-    work,
-)
-from fedshift.engine.checks.replies import block_of
+from fedshift.engine.backends import Job, Reply, Stage, stamp, work
 from fedshift.engine.dense import train as train_dense
-from fedshift.engine.sums.summing import TermsOf
 from fedshift.errors import InputError, UnfitError, shown
-from fedshift.tree import Params, Parts, size_in_bytes
+from fedshift.tree import Parts, size_in_bytes
 
 # Bytes that a block may take by default.
 ROOM = 1 << 30
@@ -51,8 +37,14 @@ ITS_WORDS = ("vmap", "atching rule", "functorch", "BatchedTensor")
 
 # A block of clients: Python's ids of their data.
 Name = tuple[int, ...]
-# What must be equal for clients to be trained together.
-Form = tuple[Any, ...]
+
+
+class _Ready(NamedTuple):
+    """A job with the client's examples and batches."""
+
+    job: Job
+    data: ClientData
+    plans: Mapping[str, Plan]
 
 
 @dataclass(eq=False)
@@ -68,73 +60,63 @@ class Stacked:
     those used last, as far as they fit in `memory`.
 
     dense: train phases by `fedshift.engine.dense`, which is faster. It takes chains of linear
-    layers and ReLUs, trained by plain SGD; UnfitError says what else it met. Its blocks (`stream`)
-    may be made in inference mode: clone() what you write to.
+    layers and ReLUs, trained by plain SGD; UnfitError says what else it met.
     """
 
     memory: int = ROOM
     dense: bool = False
     _kept: dict[Name, _Kept] = field(default_factory=dict, repr=False)
     _seen: set[Name] = field(default_factory=set, repr=False)
-    _measured: tuple[ClientUpdate, int] | None = field(default=None, repr=False)
+    # The method whose step was measured, and the bytes that autograd saved in it.
+    _measured: tuple[object, int] = field(default=(None, 0), repr=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.memory < 1:
             raise InputError(f"{self.memory} bytes for stacked clients; give 1 or more")
 
-    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        for came in self.stream(update, jobs):
-            yield from came.replies()
-            del came  # so that its memory is free while the next one is trained
-
-    def stream(
-        self, update: ClientUpdate, jobs: Iterable[Job], terms_of: TermsOf | None = None
-    ) -> Iterator[Block]:
-        """The jobs' blocks as they were trained; `terms_of` is not used: summing is the caller's.
-
-        Where failures are answers (`Forgiving`), a block with a failed client comes one by one.
-        """
-        for block in self._blocks(update, list(jobs)):
-            yield from _trained(update, block, self._data(block), self.dense)
-
-    def _blocks(self, update: ClientUpdate, jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
-        """Cut jobs into blocks: of one form, in order of examples, and small enough for memory.
+    def __call__(self, stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        """Replies block by block: of one form, in order of examples, and small enough for memory.
 
         Clients with similar numbers of examples come together, so that little is padding.
         """
-        blocks: list[tuple[Job, ...]] = []
-        formed: dict[Form, list[Job]] = {}
-        forms = Forms()
-        for job in jobs:
-            formed.setdefault(forms.of(job), []).append(job)
-        for alike in formed.values():
-            alike.sort(key=lambda job: (job.data.y.size(0), job.client))
-            share = self._share(update, alike[-1])
-            most = max(1, self.memory // share)
+        if stage.trainer is not None:
+            raise UnfitError(
+                "fedshift.engine.one_by_one are for backends that take clients one by one; of "
+                "stacked clients there is Stacked(dense=True) besides"
+            )
+        todo, alike = list(jobs), dict[Any, list[_Ready]]()
+        plans = stage.plans([job.client for job in todo])
+        for job, drawn in zip(todo, plans, strict=True):
+            ready = _Ready(job, stage.data(job.client), drawn)
+            alike.setdefault(_form(ready), []).append(ready)
+        for many in alike.values():
+            many.sort(key=lambda ready: (ready.data.y.size(0), ready.job.client))
+            most = max(1, self.memory // self._share(stage, many[-1]))
             # Blocks as equal as possible: 12 and 12 clients, not 23 and 1.
-            each = -(-len(alike) // -(-len(alike) // most))
-            blocks += [tuple(alike[i : i + each]) for i in range(0, len(alike), each)]
-        return blocks
+            each = -(-len(many) // -(-len(many) // most))
+            for i in range(0, len(many), each):
+                block = many[i : i + each]
+                yield from _trained(stage, block, self._data(block), self.dense)
 
-    def _share(self, update: ClientUpdate, job: Job) -> int:
+    def _share(self, stage: Stage, ready: _Ready) -> int:
         """Bytes that a client takes, as large as this one."""
         if self.dense:  # without autograd, nothing is saved for a gradient
-            self._measured = update, 0
-        elif self._measured is None or self._measured[0] != update:
-            self._measured = update, _saved(update, job)
-        data = sum(v.numel() * v.element_size() for v in job.data)
-        model = size_in_bytes(job.message) + size_in_bytes(job.state)
+            self._measured = None, 0
+        elif self._measured[0] is not stage.method:
+            self._measured = stage.method, _saved(replace(stage, most=1, drops=True), ready.job)
+        data = sum(v.numel() * v.element_size() for v in ready.data)
+        model = size_in_bytes(ready.job.message) + size_in_bytes(ready.job.state)
         return max(1, data + COPIES * model + self._measured[1])
 
-    def _data(self, block: Sequence[Job]) -> ClientData:
+    def _data(self, block: Sequence[_Ready]) -> ClientData:
         """The block's data, stacked. A block that comes a second time is kept for later rounds.
 
         Not the first time: cohorts that are drawn anew hardly ever come again. Memory that is freed
         at once serves the next block, while new memory takes several times as long to fill. Blocks
         that were used least recently go first.
         """
-        clients = tuple(job.data for job in block)
+        clients = tuple(ready.data for ready in block)
         name = tuple(map(id, clients))
         kept = self._kept.pop(name, None)
         if kept is None and name not in self._seen:
@@ -165,48 +147,15 @@ class _Kept:
     stacked: ClientData
 
 
-class Forms:
-    """The forms of a round's jobs: names, shapes and types of what clients are sent and keep.
-
-    Each distinct tree of tensors gets a number, so that comparing forms compares numbers.
-    """
-
-    def __init__(self) -> None:
-        self._numbers: dict[Form, int] = {}
-        # The numbers by Python's id of a tree: most of a message is one object for all clients.
-        self._by_id: dict[int, int] = {}
-        self._last: tuple[Job, Form] | None = None
-
-    def of(self, job: Job) -> Form:
-        """The form of a job. All jobs must outlive this object, which compares them by id."""
-        if self._last is None or not _is_same_at_sight(self._last[0], job):
-            sent, kept = job.message, job.state
-            numbers = map(self._number, (*sent.values(), *kept.values()))
-            shape = job.data.x.shape[1:]
-            form = job.t, len(sent), *sent, *kept, *numbers, *widths(job.plans), shape
-            self._last = job, form
-        return self._last[1]
-
-    def _number(self, tree: Params) -> int:
-        number = self._by_id.get(id(tree))
-        if number is None:
-            form = tuple((k, v.shape, v.dtype) for k, v in tree.items())
-            number = self._by_id[id(tree)] = self._numbers.setdefault(form, len(self._numbers))
-        return number
-
-
-def _is_same_at_sight(one: Job, other: Job) -> bool:
-    """Fast path: same objects and no client state, hence the same form."""
-    a, b = one.plans, other.plans
-    if not (isinstance(a, PlansOfClient) and isinstance(b, PlansOfClient) and a.group is b.group):
-        return False
-    if one.t != other.t or one.data.x.shape != other.data.x.shape or any(other.state.values()):
-        return False
-    if [*one.message] != [*other.message] or [*one.state] != [*other.state]:
-        return False
-    return all(map(is_, one.message.values(), other.message.values())) and not any(
-        one.state.values()
+def _form(ready: _Ready) -> Any:
+    """What must be equal for clients to be trained together."""
+    kinds = tuple(
+        (part, *((k, v.shape, v.dtype) for k, v in tree.items()))
+        for parts in (ready.job.message, ready.job.state)
+        for part, tree in parts.items()
     )
+    widths = tuple((name, plan.rows.shape[1]) for name, plan in ready.plans.items())
+    return len(ready.job.message), kinds, widths, ready.data.x.shape[1:]
 
 
 class _NoSeed:
@@ -224,17 +173,7 @@ class _NoSeed:
     __int__ = __index__
 
 
-def shorten(job: Job, steps: int) -> Job:
-    """The job, with at most so many steps in each phase."""
-
-    def cut(p: Plan) -> Plan:
-        sizes = None if p.sizes is None else p.sizes[:steps]
-        return p._replace(rows=p.rows[:steps], weight=p.weight[:steps], sizes=sizes)
-
-    return job._replace(plans={name: cut(plan) for name, plan in job.plans.items()})
-
-
-def _saved(update: ClientUpdate, job: Job) -> int:
+def _saved(stage: Stage, job: Job) -> int:
     """Bytes that autograd saves in one step of a client, measured by training one."""
     seen: dict[int, int] = {}
 
@@ -242,45 +181,47 @@ def _saved(update: ClientUpdate, job: Job) -> int:
         seen[v.untyped_storage().data_ptr()] = v.untyped_storage().nbytes()
         return v
 
-    # An error here is ignored: it comes again in the block, and is reported there.
-    with (
-        contextlib.suppress(RuntimeError, ValueError, IndexError),
-        torch.autograd.graph.saved_tensors_hooks(note, lambda v: v),
-    ):
-        update(*shorten(job, 1)[1:5])
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda v: v):
+        work(stage, job)  # if it fails, so does the block, and is reported there
     return sum(seen.values())
 
 
 def _trained(
-    update: ClientUpdate, block: Sequence[Job], data: ClientData, dense: bool
-) -> list[Block]:
+    stage: Stage, block: Sequence[_Ready], data: ClientData, dense: bool
+) -> Iterator[Reply]:
     """Train one block.
 
-    If it fails, clients are trained one by one, to find out which of them is to blame: the error is
-    then that of `loop`. Where failures are answers (`Forgiving`) and there is one, the blocks are
-    those of single clients.
+    If it fails, clients are trained one by one, to find out which of them is to blame: the error,
+    or the reply of those that may drop out, is then that of `loop`.
     """
-    inner = update.update if isinstance(update, Forgiving) else update
     try:
-        return [_together(inner, block, data, dense)]
+        updates, changed = _together(stage, block, data, dense)
     except InputError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as e:
         if not any(word in str(e) for word in ITS_WORDS):
-            # Raises for the first client that fails, unless failures are answers.
-            alone = [work(update, job) for job in block]
-            if any(reply.update.keys() == {FAILED} for reply in alone):
-                return [block_of(reply) for reply in alone]
+            alone = [work(stage, ready.job) for ready in block]
+            if any(reply.failed for reply in alone):
+                yield from alone
+                return
         _refuse(e)
+    for row, ready in enumerate(block):
+        sent, kept = _row(updates, row), _row(changed, row)
+        # A copy, because states outlive the round: a view would keep the whole block in memory.
+        kept = {part: {k: v.clone() for k, v in tree.items()} for part, tree in kept.items()}
+        yield Reply(ready.job.client, sent, kept, ready.job.t)
 
 
-def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData, dense: bool) -> Block:
-    if any(job.how is not None for job in block):
-        raise UnfitError(
-            "fedshift.engine.one_by_one are for backends that take clients one by one; of stacked "
-            "clients there is Stacked(dense=True) besides"
-        )
-    plans = {name: [job.plans[name] for job in block] for name in block[0].plans}
+def _row(stacked: Parts, row: int) -> Parts:
+    return {part: {k: v[row] for k, v in tree.items()} for part, tree in stacked.items()}
+
+
+def _together(
+    stage: Stage, block: Sequence[_Ready], data: ClientData, dense: bool
+) -> tuple[Parts, Parts]:
+    """(updates, changed states) of the block's clients, leaves [C, ...]."""
+    update = stage.method.client_update
+    plans = {name: [ready.plans[name] for ready in block] for name in block[0].plans}
     sizes = {name: _common(many) for name, many in plans.items()}
     no_seed = cast(int, _NoSeed())
 
@@ -299,10 +240,9 @@ def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData, dens
     # Without vmap there is no autograd either, and inference mode saves its bookkeeping.
     with torch.inference_mode(at_once), by:
         tensors = {name: _stretched(many) for name, many in plans.items()}
-        messages = _stack([job.message for job in block])
-        states = _stack([job.state for job in block])
-        updates, changed = train(messages, states, data, tensors)
-    return Block.of(tuple(job.client for job in block), updates, changed, block[0].t)
+        messages = _stack([ready.job.message for ready in block])
+        states = _stack([ready.job.state for ready in block])
+        return train(messages, states, data, tensors)
 
 
 def _common(plans: Sequence[Plan]) -> tuple[int, ...] | None:

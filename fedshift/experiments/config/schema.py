@@ -133,9 +133,8 @@ class Training(Section):
     prior: how that model is moved to the target's labels, see
     `fedshift.experiments.measures.correcting`.
     on_bad_reply and the five that follow: see `fedshift.engine.checks.gate.Gate`. deadline:
-    seconds for a round, after which clients that have not answered drop out (with --workers and on
-    Flower). retries: how often a client is asked again whose process died (--workers), or that says
-    it failed (Flower).
+    seconds for a round on Flower, after which clients that have not answered drop out. retries: how
+    often a client is asked again on Flower that says it failed.
     """
 
     rounds: Count = 150
