@@ -30,7 +30,7 @@ from fedshift.engine.preflight.method import (
     check_training,
     warn_of_ess,
 )
-from fedshift.engine.preflight.network import check_model
+from fedshift.engine.preflight.network import check_batches, check_model
 from fedshift.engine.preflight.terms import check_terms
 from fedshift.engine.processes.pool import Team
 from fedshift.engine.round import Round as Round
@@ -229,6 +229,8 @@ def run(
         current = after
     with undrawn():
         check_schedule(algorithm, current.t + 1, rounds)
+    if current.t < rounds:
+        check_batches(algorithm, federation, current.t + 1)
     # The warning is about the weights over all clients; a drawn cohort has other weights.
     if size == total:
         warn_of_ess(algorithm, current.server, total)

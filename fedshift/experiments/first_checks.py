@@ -7,6 +7,7 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Task
 from fedshift.engine.preflight.method import check_company
+from fedshift.engine.preflight.network import check_rows
 from fedshift.engine.round import open_round
 from fedshift.engine.run import Federation, draw_cohort, first_state, start
 from fedshift.errors import InputError
@@ -33,6 +34,8 @@ def check_first_round(
             f"training.min_clients = {training.min_clients}, and a round has {size} clients, so "
             f"that all would be skipped; give at most {size}"
         )
+    if len(task.test.x):
+        check_rows(algorithm.model, federation, task.test.x, "the target's test examples")
     server = start(algorithm, federation).server
     # Its result is not needed: it raises for weights that do not exist under this cap or ESS.
     open_round(algorithm, server, ids, 1, federation.gate.max_weight)

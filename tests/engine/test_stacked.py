@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -201,36 +200,6 @@ def test_a_client_that_fails_is_named(setting: Setting) -> None:
     played = play_round(algorithm, lenient, current.server, {}, ids, 1, Stacked())
     assert played.trained == (0, 1, 2, 3, 5)
     assert [one.client for one in played.dropped] == [4]
-
-
-def kept_by(backend: Stacked, setting: Setting, *, runs: int = 1, **options: Any) -> list[int]:
-    """The clients whose data a backend still keeps in memory after runs."""
-    clients = [c._replace(x=c.x.clone()) for c in make_clients()]
-    inputs = [weakref.ref(c.x) for c in clients]
-    federation, algorithm = make_federation(setting.model, tuple(clients)), recipes.fedavg(setting)
-    for _ in range(runs):
-        list(run(algorithm, federation, backend=backend, **options))
-    del federation, clients
-    gc.collect()
-    return [i for i, x in enumerate(inputs) if x() is not None]
-
-
-def test_stacked_data_are_kept_from_the_second_round_on(setting: Setting) -> None:
-    backend = Stacked()
-    assert kept_by(backend, setting, rounds=1) == []
-    assert kept_by(backend, setting, rounds=2) == [*range(6)]
-    small = Stacked(memory=1)  # no room to keep any
-    assert kept_by(small, setting, rounds=3) == []
-
-
-def test_cohorts_that_do_not_come_again_are_not_kept(setting: Setting) -> None:
-    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
-    drawn = {p.trained for p in run(algorithm, federation, 3, cohort=2, backend=Stacked())}
-    assert len(drawn) == 3
-    backend = Stacked()
-    assert kept_by(backend, setting, rounds=3, cohort=2) == []
-    again = kept_by(backend, setting, rounds=3, cohort=2, runs=2)  # the same three twice
-    assert again == sorted({i for cohort in drawn for i in cohort})
 
 
 def test_blocks_fit_in_memory(setting: Setting) -> None:

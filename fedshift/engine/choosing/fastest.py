@@ -73,11 +73,8 @@ def probe(
 ) -> Probed:
     """Train the first steps of round 1 by every backend, and estimate the time of a round.
 
-    A client with S planned steps is taken to need a + b S seconds; a and b are measured by trials
-    of 1 step and of a few. A backend is out if it refuses the run, fails, or gives other results
-    than `loop`, which always takes part.
-
-    processes: how many a backend has, if more than one. All of them get equally many clients.
+    A backend is out if it refuses the run, fails, or gives other results than `loop`, which always
+    takes part. processes: how many it has, if more than one; all of them get equally many clients.
     """
     current, total = start(algorithm, federation), len(federation.clients)
     for t in itertools.count(1):  # the first round whose cohort has an example
@@ -87,9 +84,8 @@ def probe(
     stage, jobs = _trial(current._replace(t=t - 1), algorithm, federation, cohort)
     short, longer = replace(stage, most=1), replace(stage, most=STEPS)
     _timed(loop, short, jobs[-1:])  # the first call is slow
-    unit, _ = _timed(loop, short, jobs[-1:])
     # By time, not by number, so that trials take about as long for any model.
-    count = max(4, int(BUDGET / max(unit, 1e-6)))
+    count = max(4, int(BUDGET / max(_timed(loop, short, jobs[-1:])[0], 1e-6)))
     # The loop's results are the reference for all others.
     expected = _timed(loop, short, jobs[:count])[1]
     seconds: dict[str, float] = {}
@@ -98,27 +94,20 @@ def probe(
         each = (processes or {}).get(name, 1)
         tried = jobs[: -(-count // each) * each]  # rounded up, so that no process is idle
         plans = stage.plans([job.client for job in tried])
-        steps = sum(max((p.steps for p in one.values()), default=0) for one in plans) / len(tried)
+        steps = [max((p.steps for p in one.values()), default=0) for one in plans]
         try:
-            _timed(backend, short, tried)  # a first call is slow, in every process anew
-            first, replies = _timed(backend, short, tried)
+            replies = _timed(backend, short, tried)[1]  # slow, in every process anew
             # A backend that is fast and wrong must not win.
             if (gap := _distance(replies[: len(expected)], expected)) > SAME:
                 raise InputError(f"results are {gap:.1g} of a step away from the loop's")
-            if first <= LONG and steps > 1:
-                # The shorter of two trials: other processes can only make one slower.
-                one, many = (
-                    min(_timed(backend, stage, tried)[0] for _ in range(2))
-                    for stage in (short, longer)
-                )
-                # Not below 0: noise can make more steps look faster.
-                first = one + max(many - one, 0.0) / (min(STEPS, steps) - 1) * (steps - 1)
-            else:
-                first *= max(steps, 1.0)
+            least = _timed(backend, longer, tried)[0]
+            if least < LONG:  # the shorter of two: other processes can only make one slower
+                least = min(least, _timed(backend, longer, tried)[0])
         except (InputError, TrainingError) as e:  # an error in the data comes again in the run
             refused[name] = str(e)
         else:
-            seconds[name] = first * len(jobs) / len(tried)
+            done = sum(min(one, STEPS) for one in steps)
+            seconds[name] = least * sum(steps) / max(done, 1) * len(jobs) / len(tried)
     return Probed(seconds, refused, len(jobs))
 
 

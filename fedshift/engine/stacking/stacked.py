@@ -19,7 +19,7 @@ from fedshift.algorithms.base import is_elementwise
 from fedshift.arguments import check_fields
 from fedshift.client.trainer import trained_by
 from fedshift.data import ClientData, Plan
-from fedshift.engine.backends import Job, Reply, Stage, stamp, work
+from fedshift.engine.backends import Job, Reply, Stage, work
 from fedshift.engine.dense import train as train_dense
 from fedshift.errors import InputError, UnfitError, shown
 from fedshift.tree import Parts, size_in_bytes
@@ -29,14 +29,9 @@ ROOM = 1 << 30
 # How many copies of a client's message and state exist at once: before, after, the gradient, and
 # intermediate products.
 COPIES = 4
-# How many names of blocks that were stacked once are remembered.
-MOST_SEEN = 100
 # Phrases in torch's errors that mean that vmap cannot run an operation. Other errors come from the
 # data, and would come without vmap, too.
 ITS_WORDS = ("vmap", "atching rule", "functorch", "BatchedTensor")
-
-# A block of clients: Python's ids of their data.
-Name = tuple[int, ...]
 
 
 class _Ready(NamedTuple):
@@ -56,8 +51,7 @@ class Stacked:
     It needs methods and networks of tensor operations alone. Raises UnfitError, with the place and
     the reason, for Python that looks at values (FedALA; label sets in private mode), random layers,
     recurrent layers, and BatchNorm where batches have different sizes. Networks and terms of your
-    own must not mix the examples of a batch in other ways. Stacked data are kept for later rounds,
-    those used last, as far as they fit in `memory`.
+    own must not mix the examples of a batch in other ways.
 
     dense: train phases by `fedshift.engine.dense`, which is faster. It takes chains of linear
     layers and ReLUs, trained by plain SGD; UnfitError says what else it met.
@@ -65,8 +59,6 @@ class Stacked:
 
     memory: int = ROOM
     dense: bool = False
-    _kept: dict[Name, _Kept] = field(default_factory=dict, repr=False)
-    _seen: set[Name] = field(default_factory=set, repr=False)
     # The method whose step was measured, and the bytes that autograd saved in it.
     _measured: tuple[object, int] = field(default=(None, 0), repr=False)
 
@@ -97,7 +89,7 @@ class Stacked:
             each = -(-len(many) // -(-len(many) // most))
             for i in range(0, len(many), each):
                 block = many[i : i + each]
-                yield from _trained(stage, block, self._data(block), self.dense)
+                yield from _trained(stage, block, self.dense)
 
     def _share(self, stage: Stage, ready: _Ready) -> int:
         """Bytes that a client takes, as large as this one."""
@@ -108,43 +100,6 @@ class Stacked:
         data = sum(v.numel() * v.element_size() for v in ready.data)
         model = size_in_bytes(ready.job.message) + size_in_bytes(ready.job.state)
         return max(1, data + COPIES * model + self._measured[1])
-
-    def _data(self, block: Sequence[_Ready]) -> ClientData:
-        """The block's data, stacked. A block that comes a second time is kept for later rounds.
-
-        Not the first time: cohorts that are drawn anew hardly ever come again. Memory that is freed
-        at once serves the next block, while new memory takes several times as long to fill. Blocks
-        that were used least recently go first.
-        """
-        clients = tuple(ready.data for ready in block)
-        name = tuple(map(id, clients))
-        kept = self._kept.pop(name, None)
-        if kept is None and name not in self._seen:
-            # Start afresh now and then: Python may have given an id to another object since.
-            self._seen = {name} if len(self._seen) >= MOST_SEEN else self._seen | {name}
-            return _padded(clients)
-        stamps = tuple(map(stamp, clients))
-        if kept is None or kept.stamps != stamps:
-            kept = _Kept(clients, stamps, _padded(clients))
-        self._kept[name] = kept
-        size = sum(one.stacked.x.nbytes for one in self._kept.values())
-        for old in tuple(self._kept):
-            if size <= self.memory:
-                break
-            size -= self._kept.pop(old).stacked.x.nbytes
-        return kept.stacked
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """Clients' data, and the same stacked. Stamps show whether data were written to since.
-
-    The clients are kept alive, so that Python gives their ids to no other object.
-    """
-
-    clients: tuple[ClientData, ...]
-    stamps: tuple[tuple[object, ...], ...]
-    stacked: ClientData
 
 
 def _form(ready: _Ready) -> Any:
@@ -186,16 +141,14 @@ def _saved(stage: Stage, job: Job) -> int:
     return sum(seen.values())
 
 
-def _trained(
-    stage: Stage, block: Sequence[_Ready], data: ClientData, dense: bool
-) -> Iterator[Reply]:
+def _trained(stage: Stage, block: Sequence[_Ready], dense: bool) -> Iterator[Reply]:
     """Train one block.
 
     If it fails, clients are trained one by one, to find out which of them is to blame: the error,
     or the reply of those that may drop out, is then that of `loop`.
     """
     try:
-        updates, changed = _together(stage, block, data, dense)
+        updates, changed = _together(stage, block, dense)
     except InputError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as e:
@@ -216,9 +169,7 @@ def _row(stacked: Parts, row: int) -> Parts:
     return {part: {k: v[row] for k, v in tree.items()} for part, tree in stacked.items()}
 
 
-def _together(
-    stage: Stage, block: Sequence[_Ready], data: ClientData, dense: bool
-) -> tuple[Parts, Parts]:
+def _together(stage: Stage, block: Sequence[_Ready], dense: bool) -> tuple[Parts, Parts]:
     """(updates, changed states) of the block's clients, leaves [C, ...]."""
     update = stage.method.client_update
     plans = {name: [ready.plans[name] for ready in block] for name in block[0].plans}
@@ -242,7 +193,7 @@ def _together(
         tensors = {name: _stretched(many) for name, many in plans.items()}
         messages = _stack([ready.job.message for ready in block])
         states = _stack([ready.job.state for ready in block])
-        return train(messages, states, data, tensors)
+        return train(messages, states, _padded([ready.data for ready in block]), tensors)
 
 
 def _common(plans: Sequence[Plan]) -> tuple[int, ...] | None:

@@ -30,7 +30,6 @@ from fedshift.engine.storage.tensor_file import map_tensors, places_in, write_te
 from fedshift.errors import DataError, InputError, shown
 from fedshift.tree import Params, Parts, flatten, unflatten
 
-# Format 1 had no checksum of round.json itself; it is still read.
 FORMAT = 2
 # Two are kept: if the newest is damaged, the one before it is read.
 KEEP = 2
@@ -167,13 +166,13 @@ def _places(folder: Path) -> list[Path]:
 def _read(place: Path, shelf: Shelf) -> Saved:
     try:
         about = json.loads((place / ABOUT).read_bytes())
-        if about["format"] > FORMAT:
+        if about["format"] != FORMAT:
             raise DataError(
                 f"{place}: a checkpoint of format {about['format']}, and this version of fedshift "
-                f"reads up to {FORMAT}; use the version that wrote it"
+                f"reads {FORMAT}; use the version that wrote it"
             )
         # `pop` takes the checksum out before the rest is summed, which does not include it.
-        if about["format"] > 1 and about.pop("checksum") != _checksum(about):
+        if about.pop("checksum") != _checksum(about):
             raise DataError(f"{place / ABOUT}: damaged (its checksum differs)")
         if _digest(place / STATE) != about["sha256"]:
             raise DataError(f"{place / STATE}: damaged (its checksum differs)")
@@ -218,7 +217,7 @@ def _round(about: Mapping[str, Any], tensors: Params, shelf: Shelf) -> Round:
         tuple(about["trained"]),
         math.nan if about["loss"] is None else about["loss"],
         tuple(Dropped(*one) for one in about["dropped"]),
-        *about.get("skipped", ("", 0)),
+        *about["skipped"],
     )
 
 
