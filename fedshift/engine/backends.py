@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.arguments import called
 from fedshift.client.local import plan_many
 from fedshift.client.trainer import Trainer, trained_by
@@ -65,7 +65,7 @@ class Stage:
     most       the most steps of a phase, for a trial; None: all
     """
 
-    algorithm: Algorithm
+    algorithm: Method
     t: int
     clients: Sequence[ClientData]
     seed: int
@@ -74,7 +74,7 @@ class Stage:
     most: int | None = None
 
     @cached_property
-    def method(self) -> Algorithm:
+    def method(self) -> Method:
         """The method of this round."""
         return self.algorithm.at(self.t)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask
+from fedshift.algorithms.method import Method
 from fedshift.engine.backends import Reply
 from fedshift.engine.checks.gate import Dropped, Gate
 from fedshift.engine.checks.replies import (
@@ -74,7 +74,7 @@ class Opened(NamedTuple):
     """
 
     t: int
-    stage: Algorithm
+    stage: Method
     ids: Tensor
     weights: Tensor
     asked: Tensor
@@ -96,9 +96,7 @@ class Opened(NamedTuple):
         return {"id": self.ids[self.asked], "weight": self.weights[self.asked], "cap": cap}
 
 
-def open_round(
-    algorithm: Algorithm, server: Parts, ids: Tensor, t: int, cap: float = 1.0
-) -> Opened:
+def open_round(algorithm: Method, server: Parts, ids: Tensor, t: int, cap: float = 1.0) -> Opened:
     """Weigh the cohort `ids` (ascending) of round t.
 
     Weights come before training, from the server's table: a client of weight exactly 0 need not
@@ -115,7 +113,7 @@ def open_round(
     return Opened(t, stage, ids, weights, stage.trains(weights), parts, cap=cap)
 
 
-def weigh(stage: Algorithm, server: Parts, ids: Tensor, cap: float) -> Tensor:
+def weigh(stage: Method, server: Parts, ids: Tensor, cap: float) -> Tensor:
     """The weights [C] of the clients `ids` by the method, none above the cap (or 1/C, if more).
 
     All weights pass through here on their way from a rule to a round. Raises InputError for numbers
@@ -164,12 +162,12 @@ def restrict_to(opened: Opened, server: Parts, present: Sequence[int]) -> Opened
 def sums_of(opened: Opened, server: Parts) -> Sums:
     """Empty sums over the clients asked, of the parts that the method needs summed."""
     cohort = opened.cohort()
-    return Sums(cohort["id"], ask(opened.stage, Capabilities.sums, server, cohort))
+    return Sums(cohort["id"], opened.stage.sums(server, cohort))
 
 
 def form_of(opened: Opened, replies: Sequence[Reply]) -> Form:
     """The form of the round's updates, by these replies; at least one."""
-    model = ask(opened.stage, Capabilities.trained_model)
+    model = opened.stage.trained_model()
     fixed = frozenset[str]() if model is None else model.fixed
     parts = frozenset(opened.stage.reveals())
     return usual_form(replies, opened.message(replies[0].client), parts, fixed)

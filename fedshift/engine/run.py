@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask
+from fedshift.algorithms.method import Method
 from fedshift.arguments import check_kind
 from fedshift.engine.backends import Backend, Job, Reply, Stage, loop, ordinary
 from fedshift.engine.checks.gate import Dropped as Dropped
@@ -30,7 +30,7 @@ from fedshift.engine.preflight.method import (
     check_training,
     warn_of_ess,
 )
-from fedshift.engine.preflight.network import check_batches, check_model
+from fedshift.engine.preflight.network import check_model
 from fedshift.engine.preflight.terms import check_terms
 from fedshift.engine.processes.pool import Team
 from fedshift.engine.round import Round as Round
@@ -76,7 +76,7 @@ def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
 
 @torch.inference_mode(False)
 def play_round(
-    algorithm: Algorithm,
+    algorithm: Method,
     federation: Federation,
     server: Parts,
     states: States,
@@ -91,7 +91,7 @@ def play_round(
     the method needs besides their sums stays in memory. It works within `torch.no_grad()`, too.
     Random numbers that the network draws without a seed end it (`fedshift.randomness.undrawn`).
     """
-    trained = ask(algorithm.at(t), Capabilities.trained_model)
+    trained = algorithm.at(t).trained_model()
     # A layer that was replaced after the model was made would never be trained.
     models = {algorithm.model, trained or algorithm.model}
     for model in models:
@@ -101,7 +101,7 @@ def play_round(
 
 
 def _play_round(
-    algorithm: Algorithm, federation: Federation, server: Parts, states: States, ids: Tensor,
+    algorithm: Method, federation: Federation, server: Parts, states: States, ids: Tensor,
     t: int, backend: Backend, meter: Meter | None,
 ) -> Round:  # fmt: skip
     gate, seed, table = federation.gate, federation.seeds.batch, federation.table
@@ -149,19 +149,19 @@ def _play_round(
     return played._replace(states=draft.all_states())
 
 
-def first_state(algorithm: Algorithm, federation: Federation, client: int) -> Parts:
+def first_state(algorithm: Method, federation: Federation, client: int) -> Parts:
     """A client's state before it is drawn for the first time."""
     data = federation.clients[client]
     return algorithm.init_client(federation.params, federation.buffers, data)
 
 
-def state_of(algorithm: Algorithm, federation: Federation, states: States, client: int) -> Parts:
+def state_of(algorithm: Method, federation: Federation, states: States, client: int) -> Parts:
     """A client's state after a round; its first state if it has never been drawn."""
     return states[client] if client in states else first_state(algorithm, federation, client)
 
 
 @torch.inference_mode(False)
-def start(algorithm: Algorithm, federation: Federation) -> Round:
+def start(algorithm: Method, federation: Federation) -> Round:
     """Round 0, before any training; InputError for a column that the table does not have."""
     params, buffers, table = federation.params, federation.buffers, federation.table
     try:
@@ -173,7 +173,7 @@ def start(algorithm: Algorithm, federation: Federation) -> Round:
 
 
 def run(
-    algorithm: Algorithm,
+    algorithm: Method,
     federation: Federation,
     rounds: int,
     *,
@@ -229,8 +229,6 @@ def run(
         current = after
     with undrawn():
         check_schedule(algorithm, current.t + 1, rounds)
-    if current.t < rounds:
-        check_batches(algorithm, federation, current.t + 1)
     # The warning is about the weights over all clients; a drawn cohort has other weights.
     if size == total:
         warn_of_ess(algorithm, current.server, total)
@@ -238,7 +236,7 @@ def run(
 
 
 def _rounds(
-    algorithm: Algorithm,
+    algorithm: Method,
     federation: Federation,
     current: Round,
     rounds: int,

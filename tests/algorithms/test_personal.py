@@ -21,7 +21,7 @@ from fedshift.client.local import Local, plan_all
 from fedshift.client.mixing import Mix
 from fedshift.client.objectives import CrossEntropy
 from fedshift.client.schedules import Cosine
-from fedshift.engine.backends import ClientUpdate, Job, loop
+from fedshift.engine.backends import Job, Stage, loop
 from fedshift.engine.run import Federation, Round, run
 from fedshift.errors import InputError
 from fedshift.model import Model
@@ -229,9 +229,9 @@ def recorded(algorithm: Algorithm, federation: Federation, **options: Any) -> di
     """(client, message, update) of every job, by round."""
     seen: dict[int, list[Any]] = {}
 
-    def backend(update: ClientUpdate, jobs: Any) -> Any:
+    def backend(stage: Stage, jobs: Any) -> Any:
         todo: list[Job] = list(jobs)
-        replies = list(loop(update, todo))
+        replies = list(loop(stage, todo))
         pairs = zip(todo, replies, strict=True)
         seen[len(seen) + 1] = [(j.client, j.message, r.update) for j, r in pairs]
         return iter(replies)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.data import client_data, register
-from fedshift.engine.checks.gate import Gate
 from fedshift.engine.preflight.network import check_rows
 from fedshift.engine.run import Federation, Round, run
 from fedshift.errors import InputError
@@ -21,7 +19,7 @@ from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds, generator
-from support.federations import CLASSES, FEATURES, TARGET, make_clients, make_federation
+from support.federations import CLASSES, FEATURES, TARGET, make_federation
 
 
 class Drifting(nn.Linear):
@@ -170,22 +168,6 @@ def test_rows_that_are_not_contiguous_are_no_state() -> None:
     assert x[0::3].stride() == (15, 1)
     for name, value in packed.server["params"].items():
         assert torch.equal(value, apart.server["params"][name])
-
-
-@pytest.mark.parametrize(("batch", "refused"), [(8, True), (16, True), (5, False)])
-def test_a_batch_that_batch_norm_cannot_take(batch: int, refused: bool, normed: Model) -> None:
-    """Before round 1, with the client's name and a cure; not where clients may drop out."""
-    federation = make_federation(normed, make_clients(sizes=(8, 17, 33, 12)))
-    method = recipes.fedavg(Setting(normed, TARGET, Local(batch=batch)))
-    if not refused:
-        assert next(run(method, federation, 1)).t == 1
-        return
-    with pytest.raises(InputError, match=r"client 1 has 17 examples.* freeze_norm=True"):
-        run(method, federation, 1)
-    gentle = dataclasses.replace(federation, gate=Gate(on_bad="drop"))
-    assert [one.client for one in next(run(method, gentle, 1)).dropped] == [
-        i for i, n in enumerate((8, 17, 33, 12)) if n % batch == 1
-    ]
 
 
 def test_rows_that_the_network_cannot_take(mlp: Model) -> None:

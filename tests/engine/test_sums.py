@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from fedshift import recipes
-from fedshift.algorithms.base import Capabilities, ask
 from fedshift.engine import run as rounds
 from fedshift.engine.backends import Job, Reply, Stage, work
 from fedshift.engine.run import run
@@ -66,7 +65,7 @@ def test_sums_are_those_of_stacked_updates(
         algorithm, federation = make(setting), make_federation(setting.model)
         server = algorithm.init(federation.params, federation.buffers, federation.table)
         cohort = {"id": torch.arange(2), "weight": torch.ones(2) / 2}
-        assert ask(algorithm, Capabilities.sums, server, cohort).keys() == {
+        assert algorithm.sums(server, cohort).keys() == {
             "delta", "buffers", "control",
         }  # fmt: skip
     assert compared(make, setting, monkeypatch) == []
@@ -90,7 +89,7 @@ def test_most_methods_are_summed(setting: Setting) -> None:
         federation = make_federation(setting.model)
         server = algorithm.init(federation.params, federation.buffers, federation.table)
         cohort = {"id": torch.arange(2), "weight": torch.ones(2) / 2}
-        assert ask(algorithm, Capabilities.sums, server, cohort).keys() >= {"delta"}, name
+        assert algorithm.sums(server, cohort).keys() >= {"delta"}, name
     assert recipes.fedmedian(setting).sums({}, {"weight": torch.ones(2)}) == {}
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from fedshift.algorithms.base import Algorithm
-from fedshift.algorithms.defaults import Around
+from fedshift.algorithms.method import Method, Wrapper
 from fedshift.data import ClientData
 from fedshift.engine.backends import Job, Stage
 from fedshift.engine.round import open_round
@@ -18,7 +17,7 @@ from fedshift.tree import Parts
 
 
 @dataclass(frozen=True)
-class Meddling(Around):
+class Meddling(Wrapper):
     """A method of one's own that changes what it was given, or what it gives.
 
     client: whose work is changed; None: everyone's
@@ -37,7 +36,7 @@ class Meddling(Around):
 
 
 def round_of(
-    algorithm: Algorithm, federation: Federation, t: int = 1, *, drops: bool = False
+    algorithm: Method, federation: Federation, t: int = 1, *, drops: bool = False
 ) -> tuple[Stage, list[Job]]:
     """What trains round t, and its jobs, as in a first round of all clients."""
     server, clients = start(algorithm, federation).server, federation.clients

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask
+from fedshift.algorithms.method import Method
 from fedshift.engine.checks.gate import Gate
 from fedshift.errors import InputError
 from fedshift.tree import Params, Parts, size_in_bytes
@@ -20,9 +20,9 @@ def most_bytes(times: float, params: Params, buffers: Params, sent: Iterable[Par
     return ROOM + int(times * max(map(size_in_bytes, [model, *sent])))
 
 
-def check_room(algorithm: Algorithm, params: Params, buffers: Params, gate: Gate) -> None:
+def check_room(algorithm: Method, params: Params, buffers: Params, gate: Gate) -> None:
     """Raise InputError for a method whose replies are so large that all would be refused."""
-    needed = ask(algorithm, Capabilities.most_sent, params)
+    needed = algorithm.most_sent(params)
     allowed = min(most_bytes(gate.max_reply, params, buffers), gate.max_bytes)
     if needed <= allowed:
         return

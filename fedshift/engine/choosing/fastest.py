@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.engine.backends import Backend, Job, Reply, Stage, loop
 from fedshift.engine.preflight.method import check_router
 from fedshift.engine.preflight.network import check_model
@@ -66,7 +66,7 @@ class Probed:
 @torch.inference_mode(False)
 def probe(
     contenders: Mapping[str, Backend],
-    algorithm: Algorithm,
+    algorithm: Method,
     federation: Federation,
     cohort: int | None = None,
     processes: Mapping[str, int] | None = None,
@@ -113,7 +113,7 @@ def probe(
 
 def check_fit(
     backend: Backend,
-    algorithm: Algorithm,
+    algorithm: Method,
     federation: Federation,
     rounds: int,
     *,
@@ -141,7 +141,7 @@ def check_fit(
 
 
 def _trial(
-    current: Round, algorithm: Algorithm, federation: Federation, cohort: int | None,
+    current: Round, algorithm: Method, federation: Federation, cohort: int | None,
     most: int | None = None,
 ) -> tuple[Stage, list[Job]]:  # fmt: skip
     """The stage of the next round, and its jobs, at most so many."""

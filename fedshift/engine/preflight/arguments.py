@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from fedshift.algorithms.base import check_method
+from fedshift.algorithms.method import check_method
 from fedshift.arguments import called, check_kind, check_whole
 from fedshift.data import Surveyed
 from fedshift.engine.backends import check_backend

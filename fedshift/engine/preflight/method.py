@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask, rows
+from fedshift.algorithms.method import Method, rows
 from fedshift.client.objectives import Term
 from fedshift.client.origin import client_logits
 from fedshift.client.prototypes import features_of
@@ -23,12 +23,12 @@ from fedshift.tree import Params, Parts
 
 
 @torch.inference_mode(False)
-def check_router(algorithm: Algorithm, federation: Federation, cohort: int | None = None) -> None:
+def check_router(algorithm: Method, federation: Federation, cohort: int | None = None) -> None:
     """InputError if the method trains a router, and this federation cannot train one.
 
     The network must have N client logits, and a round more than one client (`check_company`).
     """
-    if not ask(algorithm, Capabilities.trains_router):
+    if not algorithm.trains_router():
         return
     check_company(algorithm, len(federation.clients), cohort)
     data = first_with_examples(federation)
@@ -38,7 +38,7 @@ def check_router(algorithm: Algorithm, federation: Federation, cohort: int | Non
 
 
 @torch.inference_mode(False)
-def check_features(algorithm: Algorithm, federation: Federation) -> None:
+def check_features(algorithm: Method, federation: Federation) -> None:
     """InputError if the method reads features that the network does not return.
 
     A client's first state is made as well, because methods such as FedPAC read features there.
@@ -51,27 +51,27 @@ def check_features(algorithm: Algorithm, federation: Federation) -> None:
     algorithm.init_client(params, buffers, data)
 
 
-def check_company(algorithm: Algorithm, clients: int, cohort: int | None) -> None:
+def check_company(algorithm: Method, clients: int, cohort: int | None) -> None:
     """InputError for a router that cannot learn, because rounds have one client of several.
 
     Its softmax runs over the round's clients. Over a single one it is 1 whatever the logits are,
     and its gradient is 0. With one client in all the router is right without learning.
     """
     alone = cohort == 1 and clients > 1
-    if alone and ask(algorithm, Capabilities.trains_router):
+    if alone and algorithm.trains_router():
         raise InputError(
             f"a cohort of 1 client of {clients} trains no router: it learns to tell a round's "
             "clients apart; give 2 or more, or a method without a router, as fedper"
         )
 
 
-def check_whole_models(algorithm: Algorithm, cure: str, *, sent: bool = True) -> None:
+def check_whole_models(algorithm: Method, cure: str, *, sent: bool = True) -> None:
     """InputError if clients would be sent the whole model although label sets are private.
 
     The head has a row for each label, and the rows that move tell which labels others have. sent:
     whether clients are sent the whole model at all.
     """
-    rules = ask(algorithm, Capabilities.label_rules) if sent else None
+    rules = algorithm.label_rules() if sent else None
     if rules is not None and rules["mode"] == "private":
         raise InputError(
             'mode = "private" keeps rows of the head from clients that lack their labels, and '
@@ -79,7 +79,7 @@ def check_whole_models(algorithm: Algorithm, cure: str, *, sent: bool = True) ->
         )
 
 
-def check_training(algorithm: Algorithm, params: Params, rounds: int) -> None:
+def check_training(algorithm: Method, params: Params, rounds: int) -> None:
     """Raise InputError for an objective that reads no examples, and for phases that train nothing.
 
     Also for a phase that names parameters which the network does not have. Only the phases of the
@@ -92,7 +92,7 @@ def check_training(algorithm: Algorithm, params: Params, rounds: int) -> None:
                 f"be learned; add a loss, CrossEntropy() + {term}"
             )
     for stage in (algorithm.at(1), algorithm.at(max(1, rounds))):
-        model = ask(stage, Capabilities.trained_model)
+        model = stage.trained_model()
         if model is None:
             continue
         initial = params if model is algorithm.model else model.init()[0]
@@ -100,10 +100,10 @@ def check_training(algorithm: Algorithm, params: Params, rounds: int) -> None:
             phase.check(model, initial)
 
 
-def check_batches(algorithm: Algorithm, federation: Federation) -> None:
+def check_batches(algorithm: Method, federation: Federation) -> None:
     """Raise InputError for a client with a batch of one example, where BatchNorm takes none."""
     stage, n = algorithm.at(1), federation.table.get("n")
-    model, data = ask(stage, Capabilities.trained_model), first_with_examples(federation)
+    model, data = stage.trained_model(), first_with_examples(federation)
     if model is None or not model.mixes or data is None or n is None:
         return
     alone = [(p.batch, i) for p in stage.phases().values() for i in p.leaves_one(n).nonzero()[:, 0]]
@@ -127,9 +127,9 @@ def check_batches(algorithm: Algorithm, federation: Federation) -> None:
         ) from e
 
 
-def check_schedule(algorithm: Algorithm, first: int, last: int) -> None:
+def check_schedule(algorithm: Method, first: int, last: int) -> None:
     """Raise the error of a schedule that ends early or falls below 0; now, not after days."""
-    previous: Algorithm | None = None
+    previous: Method | None = None
     # The last round first: there, a schedule with a fixed end says what it was made for.
     for t in range(last, first - 1, -1):
         stage = algorithm.at(t)
@@ -149,7 +149,7 @@ def objectives_of(method: Any) -> Iterator[Term]:
             yield from objectives_of(value)
 
 
-def pals_of(algorithm: Algorithm) -> Pals | None:
+def pals_of(algorithm: Method) -> Pals | None:
     """The FedPALS weight rule of a method, or of the one that it wraps; None for other weights."""
     combine, inner = (getattr(algorithm, name, None) for name in ("combine", "inner"))
     if isinstance(combine, Mean):
@@ -157,7 +157,7 @@ def pals_of(algorithm: Algorithm) -> Pals | None:
     return None if inner is None else pals_of(inner)
 
 
-def warn_of_ess(algorithm: Algorithm, server: Parts, clients: int) -> None:
+def warn_of_ess(algorithm: Method, server: Parts, clients: int) -> None:
     """Warn of an `ess` that changes nothing, because lambda = 0 has as much over all clients.
 
     Not for rounds that draw cohorts: each of them has other weights.

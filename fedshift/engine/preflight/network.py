@@ -8,7 +8,6 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.data import ClientData, Surveyed, largest_label
 from fedshift.engine.federation import Federation
 from fedshift.errors import InputError
@@ -57,37 +56,6 @@ def check_model(model: Model, federation: Federation) -> None:
             f"the model has {columns} outputs, and clients hold label {largest}; "
             f"give it one output per class, at least {largest + 1}"
         )
-
-
-@torch.inference_mode(False)
-def check_batches(algorithm: Algorithm, federation: Federation, t: int) -> None:
-    """InputError for a client whose smallest batch the network cannot be trained on.
-
-    Most often that is one example, which BatchNorm does not take. Only where a client that fails
-    would end the run.
-    """
-    stage, model, n = algorithm.at(t), algorithm.model, federation.table["n"]
-    own = ask(stage, Capabilities.trained_model) is model
-    if federation.gate.on_bad == "drop" or not own:
-        return
-    smallest = {0: 0}
-    for size in set(n.long().tolist()) - {0}:  # batches depend on the number of examples alone
-        plans = [p.plan(size, t, torch.Generator()) for p in stage.phases().values()]
-        smallest[size] = min((b for plan in plans for b in plan.sizes or (size,)), default=size)
-    least, size = min(((b, s) for s, b in smallest.items() if b), default=(2, 0))
-    if least > 1:  # the network was tried on two
-        return
-    client = int((n.long() == size).nonzero()[0])
-    params, buffers, x = federation.params, federation.buffers, federation.clients[client].x
-    try:
-        with torch.no_grad():
-            model.train(params, buffers, x[:1])
-    except Exception as e:  # a network may raise anything
-        raise InputError(
-            f"client {client} has {size} examples, so that one of its batches has 1, and the "
-            f"network cannot be trained on that: {e}. Take another batch size, or "
-            "Model(net, freeze_norm=True) with BatchNorm"
-        ) from e
 
 
 @torch.inference_mode(False)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask
+from fedshift.algorithms.method import Method
 from fedshift.arguments import called
 from fedshift.client.objectives import Term, View, check_value
 from fedshift.data import Batch
@@ -30,14 +30,14 @@ class _Outputs(dict[str, Tensor]):
 
 
 @torch.inference_mode(False)
-def check_terms(algorithm: Algorithm, federation: Federation) -> None:
+def check_terms(algorithm: Method, federation: Federation) -> None:
     """InputError for a term that trains nothing, writes labels, or reads outputs that are missing.
 
     Only for terms from outside the library that need no memory and no word of the server. Terms
     that fail otherwise are left to training: a trial has no context, and few examples.
     """
     data, first = first_with_examples(federation), algorithm.at(1)
-    if data is None or ask(first, Capabilities.trained_model) is not algorithm.model:
+    if data is None or first.trained_model() is not algorithm.model:
         return
     for term in [t for o in objectives_of(first) for t in o.summands() if _is_alone(t)]:
         # Two examples at least: BatchNorm takes no fewer.
@@ -60,7 +60,7 @@ def _is_alone(term: Term) -> bool:
     return not ours and kind.remember is Term.remember and kind.hear is Term.hear
 
 
-def _try(term: Term, algorithm: Algorithm, federation: Federation, batch: Batch, y: Tensor) -> None:
+def _try(term: Term, algorithm: Method, federation: Federation, batch: Batch, y: Tensor) -> None:
     model, params = algorithm.model, federation.params
     moving = {k: v.detach().requires_grad_() for k, v in model.trainable(params).items()}
     buffers = {k: v.clone() for k, v in federation.buffers.items()}

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.arguments import check_listed, check_whole
 from fedshift.data import ClientData, Surveyed, of_importance
 from fedshift.engine.backends import Backend, Job, Reply, Stage, check_backend, loop
@@ -81,7 +81,7 @@ class Team:
         self._others.append(Team(self.clients, self.count, within, shares=True))
         return self._others[-1]
 
-    def begin(self, algorithm: Algorithm, federation: Federation) -> None:
+    def begin(self, algorithm: Method, federation: Federation) -> None:
         """Fork the workers of a run. Later, a process that torch lets use a GPU could not."""
         drops, seed = federation.gate.on_bad == "drop", federation.seeds.batch
         self._fork(Stage(algorithm, 0, federation.clients, seed, drops))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import is_elementwise
+from fedshift.algorithms.method import is_elementwise
 from fedshift.arguments import check_fields
 from fedshift.client.trainer import trained_by
 from fedshift.data import ClientData, Plan
