@@ -19,7 +19,7 @@ from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.server.cap import cap_of
 from fedshift.server.combine import Mean
-from fedshift.server.simplex import NO_CAP, allocate
+from fedshift.server.dual import NO_CAP, allocate
 from fedshift.server.weights import BySize
 from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts

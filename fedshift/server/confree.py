@@ -22,8 +22,8 @@ from fedshift.errors import InputError, check_name
 from fedshift.real import described, number
 from fedshift.seeds import numpy_generator
 from fedshift.server.combine import Weighed
+from fedshift.server.dual import Floats
 from fedshift.server.hull import project
-from fedshift.server.simplex import NO_CAP, Floats, Problem
 from fedshift.tree import Params, weighted_sum
 
 Scope = Literal["tensor", "model"]
@@ -104,7 +104,7 @@ def fairest(rows: Floats, start: Floats, alpha: float) -> Floats:
     def nearest(s: float) -> Floats:
         shifted = unit + (s / alpha) * towards
         shifted /= np.abs(shifted).max()  # the solver expects rows of size 1
-        return project(Problem(shifted, np.ones(len(unit)), np.full(len(unit), NO_CAP)))
+        return project(shifted)
 
     def excess(log_s: float) -> float:
         length = float(np.linalg.norm(nearest(math.exp(log_s)) @ unit))

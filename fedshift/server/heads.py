@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from fedshift.server.cap import capped_columns
-from fedshift.server.mixture import narrow
-from fedshift.server.qp import minimise
-from fedshift.server.simplex import NO_CAP, Floats, Problem
+from fedshift.server.dual import NO_CAP, Floats, Problem, narrow, optimum
 from fedshift.tree import Params
 
 # Added to the diagonal of P_i, relative to its trace: makes alpha unique.
@@ -30,7 +28,7 @@ def head_weights(variance: Tensor, means: Tensor, active: Tensor, cap: float = 1
         ||H_i - sum_j alpha_j H_j||^2 + sum_j V_j alpha_j^2,
 
     the FedPALS problem with target H_i, rows H_j, sizes 1/V_j and lambda = 1, so that
-    `fedshift.server.qp` solves it, exactly on the active set. 1e-12 times the trace of P_i is added
+    `fedshift.server.dual` solves it, exactly. 1e-12 times the trace of P_i is added
     to V_j, to make alpha unique. If P_i is 0, any alpha is as good, and a uniform one is returned.
     V and H are only claims: no head gets a share above the cap (or 1/C, if larger) in another
     client's mixture. The authors' code calls cvxpy, zeroes entries below 1e-3 and renormalises.
@@ -60,7 +58,7 @@ def _weights(variance: Floats, differences: Floats, upper: Floats) -> Floats:
         return np.full(len(variance), 1.0 / len(variance))
     sizes = 1.0 / (variance / trace + RIDGE)
     problem = Problem(differences / np.sqrt(trace), sizes, upper)
-    return minimise(problem, 1.0).weights
+    return optimum(problem, 1.0).weights
 
 
 def pooled_prototypes(stacked: Params, cap: float = 1.0) -> Params:

@@ -18,11 +18,9 @@ from numpy.typing import ArrayLike
 from fedshift.arguments import settled
 from fedshift.errors import InputError
 from fedshift.real import described, number, numbers
-from fedshift.server.mixture import at_ess, at_lam, ess_fraction, squared_gap
-from fedshift.server.norm_form import at_lam_norm, norm_evidence
+from fedshift.server.dual import Floats, linear_gap
 from fedshift.server.pals_input import SUM_TOLERANCE, Fidelity, check_setting
-from fedshift.server.programme import Programme, lam_of_ess, prepare
-from fedshift.server.simplex import Floats, Solution, objective, residual
+from fedshift.server.programme import Answer, Programme, prepare
 from fedshift.sketch import sketched
 
 # A result counts as exact up to this gap and this proven L1 error. (Rounding of the gap itself is
@@ -109,7 +107,6 @@ def pals_weights(
     fidelity: Fidelity = "squared",
     normalise_target: bool = False,
     cost: ArrayLike | None = None,
-    price: ArrayLike | None = None,
     rows: ArrayLike | None = None,
 ) -> PalsWeights:
     """FedPALS weights: argmin_a ||T - S^T a||^2 + lam sum_i a_i^2/n_i, sum a = 1, 0 <= a_i <= cap.
@@ -127,11 +124,10 @@ def pals_weights(
     largest ESS; so does any lam below 1e-12 N. lam = inf is n / N (with a cap, the largest ESS
     under it).
 
-    Three more arguments make f(a) = ||T - S^T a||^2 + sum_i (cost_i + lam/n_i) a_i^2 + price . a:
+    Two more arguments make f(a) = ||T - S^T a||^2 + sum_i (cost_i + lam/n_i) a_i^2:
 
     cost   [M], above 0: what a client's weight costs besides lam/n_i, such as the noise of its
            counts. With it, lam and ess may be left out (lam = 0); cost = lam/n equals that lam
-    price  [M], of either sign: a large one leaves the client out. Only differences matter
     rows   [M, d], embeddings to use as S_i, which may be negative; the target [d] is one as well,
            and label_counts may be the sizes [M]
 
@@ -144,38 +140,19 @@ def pals_weights(
     goes from 1e-100 to 1e100), and for a cap or an ess that cannot be met.
 
     FedPALS, eq. 8 and 9. The authors' development code minimises the unsquared form, by SLSQP,
-    which is too loose for the second term; eq. 8 and we square the norm. Cap, cost, price and rows
-    are ours.
+    which is too loose for the second term; eq. 8 and we square the norm. Cap, cost and rows are
+    ours.
     """
     lam = 0.0 if cost is not None and lam is None and ess is None else lam
     check_setting(lam, ess, cap, fidelity)
     settled("normalise_target", normalise_target, bool)
-    if fidelity == "norm" and (given := _names(cost=cost, price=price, rows=rows)):
+    if fidelity == "norm" and not (cost is None and rows is None):
+        given = "rows" if cost is None else "cost" if rows is None else "cost and no rows"
         raise InputError(f'fidelity="norm" takes no {given}; leave fidelity out: it is "squared"')
-    clients, lam = prepare(label_counts, target, lam, cap, normalise_target, cost, price, rows)
+    clients = prepare(label_counts, target, cap, normalise_target, cost, rows)
     if ess is not None:
-        return _undo_scaling(_with_ess(clients, number(ess), fidelity), clients.scale)
-    solved = _with_lam(clients, number(lam) + 0.0, fidelity)  # -0.0 is 0.0
-    return _undo_scaling(solved, clients.scale)
-
-
-def _undo_scaling(solved: PalsWeights, scale: float) -> PalsWeights:
-    """The result in the units of the user's rows, which `prepare` may have divided by `scale`."""
-    if scale == 1.0:
-        return solved
-    unmatched = solved.residual * scale
-    unmatched.setflags(write=False)
-    return replace(
-        solved,
-        distance=solved.distance * scale,
-        residual=unmatched,
-        gap=solved.gap * scale**2,
-        lam=solved.lam * scale**2,
-    )
-
-
-def _names(**given: object) -> str:
-    return " and no ".join(name for name, value in given.items() if value is not None)
+        return _with_ess(clients, number(ess), fidelity)
+    return _result(clients, clients.at_lam(number(lam) + 0.0, fidelity))  # -0.0 is 0.0
 
 
 def ess_curve(
@@ -201,7 +178,7 @@ def ess_curve(
     checked = list(fractions)
     for fraction in checked:
         check_setting(None, fraction, cap, fidelity)
-    clients, _ = prepare(label_counts, target, 0.0, cap, False)
+    clients = prepare(label_counts, target, cap, False)
     return tuple(_with_ess(clients, number(fraction), fidelity) for fraction in checked)
 
 
@@ -210,29 +187,14 @@ def ess_curve(
 
 def _with_ess(clients: Programme, fraction: float, fidelity: Fidelity) -> PalsWeights:
     """The weights at the smallest lam that reaches this fraction."""
-    if clients.cost is not None:
-        lam = lam_of_ess(clients, fraction)
-        if not math.isnan(lam):
-            return _with_note(_with_lam(clients, lam, fidelity), fraction)
-        solution = at_lam(clients.mixture, math.inf)
-    else:
-        lam, solution = at_ess(clients.mixture, fraction)
-    if math.isnan(lam):
-        # The solution is then the one with the largest ESS.
-        most = ess_fraction(clients.mixture.merged, solution.weights)
+    answer = clients.at_ess(fraction, fidelity)
+    if math.isnan(answer.lam):
+        # The answer is then the one with the largest ESS.
         raise InputError(
-            f"ess={fraction:g} cannot be met: under this cap the largest ESS is {most:.6g} of the "
-            "examples; raise cap or lower ess"
+            f"ess={fraction:g} cannot be met: under this cap the largest ESS is "
+            f"{clients.fraction(answer.weights):.6g} of the examples; raise cap or lower ess"
         )
-    # At lam = 0 and inf the squared and the unsquared form have the same solution.
-    if fidelity == "squared" or lam in (0.0, math.inf):
-        return _with_note(_result(clients, lam, solution), fraction)
-    distance = _distance(clients, solution)
-    return _norm_result(clients, lam / (2.0 * distance), lam, solution)
-
-
-def _with_note(solved: PalsWeights, fraction: float) -> PalsWeights:
-    """Add a note if the requested ESS is below that of lambda = 0."""
+    solved = _result(clients, answer)
     if solved.lam or not solved.ess_fraction > fraction * (1 + 1e-9):
         return solved
     return replace(
@@ -242,47 +204,27 @@ def _with_note(solved: PalsWeights, fraction: float) -> PalsWeights:
     )
 
 
-def _with_lam(clients: Programme, lam: float, fidelity: Fidelity) -> PalsWeights:
-    """The weights at this lam; a programme with costs is solved at lam = 1 (`Programme.costed`)."""
-    if clients.cost is not None and lam < math.inf:
-        at = clients.costed(lam)
-        return replace(_result(at, 1.0, at_lam(at.mixture, 1.0)), lam=lam)
-    if fidelity == "squared" or lam in (0.0, math.inf) or clients.mixture.only_equal:
-        return _result(clients, lam, at_lam(clients.mixture, lam))
-    mu, solution = at_lam_norm(clients.mixture, lam)
-    return _norm_result(clients, lam, mu, solution)
-
-
-def _result(clients: Programme, lam: float, solution: Solution) -> PalsWeights:
-    """Weights and evidence from a solution of the squared problem."""
-    weights = clients.mixture.expand(solution.weights)
-    f = objective(clients.mixture.full, 0.0 if lam == math.inf else lam, weights)
-    gap = squared_gap(clients.mixture, lam, weights)
-    return _report(clients, lam, weights, f, gap, solution.error)
-
-
-def _norm_result(clients: Programme, lam: float, mu: float, solution: Solution) -> PalsWeights:
-    """Weights and evidence for the unsquared problem; the squared one at mu has this solution."""
-    weights = clients.mixture.expand(solution.weights)
-    n = clients.mixture.full.sizes
-    size = _distance(clients, solution)
-    gap, error = norm_evidence(clients.mixture, lam, mu, solution)
-    return _report(clients, lam, weights, size + lam * float(np.sum(weights**2 / n)), gap, error)
-
-
-def _report(
-    clients: Programme, lam: float, active: Floats, f: float, gap: float, error: float
-) -> PalsWeights:
-    """`PalsWeights` of all clients from the weights of those with examples."""
-    full, n = clients.mixture.full, clients.examples
+def _result(clients: Programme, answer: Answer) -> PalsWeights:
+    """Weights of all clients and the evidence for them, from an answer for the merged ones."""
+    rows, n, lam = clients.rows, clients.examples, answer.lam
+    active = clients.expand(answer.weights)
     weights = np.zeros(clients.count)
     weights[clients.places] = active
-    unmatched = residual(full, active)
-    nearest = residual(full, clients.mixture.expand(clients.mixture.nearest))
+    unmatched = -(active @ rows)
+    size, widest = float(np.linalg.norm(unmatched)), max(1.0, clients.scale)
     # Read-only, because results may be cached and returned again.
     for array in (weights, unmatched):
         array.setflags(write=False)
-    exact = gap <= GAP_TOLERANCE * max(1.0, abs(f)) and error <= L1_TOLERANCE
+    rate = 1.0 / n if lam == math.inf else clients.cost + lam / n
+    pull = 2.0 * rate * active
+    if lam == math.inf:
+        f, gap = float(rate @ active**2), linear_gap(pull, active, clients.upper)
+    elif answer.norm_gap is not None:
+        f, gap = size + float(rate @ active**2), answer.norm_gap
+    else:
+        f = size**2 + float(rate @ active**2)
+        gap = linear_gap(pull - 2.0 * (rows @ unmatched), active, clients.upper)
+    exact = gap <= GAP_TOLERANCE * max(widest**2, abs(f)) and answer.error <= L1_TOLERANCE
     on_simplex = abs(float(active.sum()) - 1.0) <= SUM_TOLERANCE and float(active.min()) >= 0.0
     # At most N, despite rounding, so that the fraction can be used as `ess` again.
     total = float(n.sum())
@@ -291,18 +233,10 @@ def _report(
         weights=weights,
         ess=ess,
         ess_fraction=ess / total,
-        distance=float(np.linalg.norm(nearest)),
+        distance=float(np.linalg.norm(clients.expand(clients.nearest) @ rows)),
         residual=unmatched,
         gap=gap,
-        l1_bound=0.0 if lam == math.inf else _l1_bound(full.total, gap, lam),
-        certified=exact and on_simplex,
+        l1_bound=0.0 if lam == math.inf else math.sqrt(total * gap / lam) if lam else math.inf,
+        certified=bool(exact and on_simplex),
         lam=lam,
     )
-
-
-def _distance(clients: Programme, solution: Solution) -> float:
-    return float(np.linalg.norm(residual(clients.mixture.merged, solution.weights)))
-
-
-def _l1_bound(total: float, gap: float, lam: float) -> float:
-    return math.sqrt(total * gap / lam) if lam > 0.0 else math.inf

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from fedshift.arguments import check_number
 from fedshift.errors import InputError, check_name
 from fedshift.real import described, label_numbers, number, numbers
-from fedshift.server.simplex import Floats
+from fedshift.server.dual import Floats
 
 Fidelity = Literal["squared", "norm"]
 
@@ -21,7 +21,7 @@ SUM_TOLERANCE = 1e-12
 # quotients leave the range of floats, and one client's weight is lost in another's rounding.
 LEAST_SIZE, LARGEST_SIZE = 1e-12, 1e18
 LEAST_LAM, LARGEST_LAM = 1e-100, 1e100
-# Limits for costs and prices, beside distances of order 1.
+# Limits for costs, beside distances of order 1.
 LEAST_COST, LARGEST_COST = 1e-100, 1e12
 
 
@@ -103,22 +103,21 @@ def checked_rows(rows: ArrayLike, target: ArrayLike, clients: int) -> tuple[Floa
     return table, goal
 
 
-def checked_per_client(name: str, given: ArrayLike, clients: int, least: float) -> Floats:
-    """`cost` or `price` [M]. Raises InputError unless all are finite and above `least`."""
-    values = _finite(name, given, f"a list of {clients} numbers")
+def checked_cost(given: ArrayLike, clients: int) -> Floats:
+    """`cost` [M]. Raises InputError unless all are finite and in range."""
+    values = _finite("cost", given, f"a list of {clients} numbers")
     if values.shape != (clients,):
         raise InputError(
-            f"{name} must have one number per client: there are {clients} clients, {name} has "
+            f"cost must have one number per client: there are {clients} clients, cost has "
             f"shape {values.shape}"
         )
-    if not (values > least).all():
-        i = int(np.argmax(values <= least))
-        raise InputError(f"{name}[{i}] is {values[i]:g}; it must be above {least:g}")
-    if float(np.abs(values).max()) > LARGEST_COST:
-        i = int(np.argmax(np.abs(values)))
-        raise InputError(
-            f"{name}[{i}] is {values[i]:g}, which drowns all else; allowed: up to {LARGEST_COST:g}"
-        )
+    for bad, why in (
+        (values <= LEAST_COST, f"; it must be above {LEAST_COST:g}"),
+        (values > LARGEST_COST, f", which drowns all else; allowed: up to {LARGEST_COST:g}"),
+    ):
+        if bad.any():
+            i = int(np.argmax(bad))
+            raise InputError(f"cost[{i}] is {values[i]:g}{why}")
     return values
 
 

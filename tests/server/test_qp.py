@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from fedshift.server import active_set, qp
-from fedshift.server.mixture import mixture
-from fedshift.server.pals import pals_weights
-from fedshift.server.simplex import (
-    FREE,
+from fedshift.server.dual import (
     NO_CAP,
+    Problem,
+    Solution,
     allocate,
-    gradient,
     linear_gap,
     linear_minimiser,
-    objective,
+    optimum,
+    pivots,
 )
+from fedshift.server.hull import project
+from fedshift.server.pals import pals_weights
 
 
 @dataclass(frozen=True)
@@ -175,25 +175,33 @@ def test_lambda_zero_is_the_limit_in_rational_arithmetic() -> None:
         assert l1(solved.weights, exact) <= 1e-8
 
 
-def test_error_bound_is_honest_for_perturbed_answers() -> None:
+def problem_of(case: Case) -> Problem:
+    rows = case.shares - case.target
+    return Problem(rows, case.sizes, np.full(len(rows), NO_CAP))
+
+
+def test_a_wrong_start_is_repaired_and_the_error_of_a_wrong_answer_is_bounded() -> None:
     rng = np.random.default_rng(4)
     for _ in range(20):
-        case = draw(rng, 8, 5, lam=float(10 ** rng.uniform(-1, 4)))
-        merged = mixture(case.shares, case.sizes, case.target, NO_CAP).merged
-        best = qp.minimise(merged, case.lam)
+        case = draw(rng, 30, 5, lam=float(10 ** rng.uniform(-1, 4)))
+        problem = problem_of(case)
+        best = optimum(problem, case.lam)
         assert best.error <= 1e-7
+        wrong = Solution(rng.dirichlet(np.ones(30)), rng.normal(size=5), 0.0, np.inf)
+        repaired = optimum(problem, case.lam, wrong)
+        np.testing.assert_allclose(repaired.weights, best.weights, atol=1e-9)
+        ridge = case.lam / case.sizes.sum()
         moved = allocate(
-            (best.weights + rng.uniform(0, 1e-3, best.weights.size)) / merged.sizes,
-            merged.sizes,
-            merged.upper,
+            (best.weights + rng.uniform(0, 1e-3, 30)) / case.sizes, case.sizes, problem.upper
         )
-        error = np.abs(moved - best.weights).sum()
-        bound = active_set.error_bound(merged, case.lam, moved, best.w, best.theta)
-        assert error <= bound * (1 + 1e-9)
-        gap = linear_gap(gradient(merged, case.lam, moved), moved, merged.upper)
-        fall = objective(merged, case.lam, moved) - objective(merged, case.lam, best.weights)
+        guess = Solution(moved, best.w, best.theta, np.inf)
+        exact = pivots(problem, ridge, guess)
+        assert np.abs(exact.weights - best.weights).sum() <= exact.error + 1e-9
+        fall = case_objective(case, moved) - case_objective(case, best.weights)
+        gap = frank_wolfe_gap(case, moved)
         assert fall <= gap + 1e-15
-        assert error <= np.sqrt(merged.total * gap / case.lam) + 1e-12
+        error = np.abs(moved - best.weights).sum()
+        assert error <= np.sqrt(case.sizes.sum() * gap / case.lam) + 1e-12
 
 
 # ---------------------------------------------------------------- an independent solver
@@ -274,8 +282,8 @@ def test_lambda_zero_maximises_ess_as_a_two_stage_solve_does(capped: bool) -> No
         assert ours <= theirs * (1 + 1e-6)
         assert np.abs(solved.weights - other).sum() <= 1e-3
         # Negative control: other minimisers of the distance exist and have a smaller ESS.
-        vertex = mixture(case.shares, case.sizes, case.target, case.cap or NO_CAP)
-        spread = np.sum(vertex.expand(vertex.nearest) ** 2 / case.sizes) * scale
+        vertex = project(case.shares - case.target)
+        spread = np.sum(vertex**2 / case.sizes) * scale
         assert capped or spread > ours * 1.01
 
 
@@ -309,35 +317,6 @@ def test_gap_at_the_sizes_of_real_tasks(clients: int, classes: int, inside: bool
     case = draw(rng, clients, classes, lam=0.0, inside=inside)
     for lam in (0.0, 1e-6, 1e-3, 10.0, 1000.0):
         assert case.solve(lam=lam).gap <= 1e-12
-
-
-def test_interior_point_alone_is_close_and_polishing_makes_it_exact() -> None:
-    case = draw(np.random.default_rng(9), 60, 10, lam=1.0, inside=True)
-    merged = mixture(case.shares, case.sizes, case.target, NO_CAP).merged
-    near, exact = qp.interior_point(merged, 1.0), qp.minimise(merged, 1.0)
-    assert exact.error <= 1e-9
-    assert np.abs(near.weights - exact.weights).sum() <= 1e-3
-
-
-def test_polish_repairs_a_wrong_guess() -> None:
-    case = draw(np.random.default_rng(10), 60, 10, lam=10.0, inside=False)
-    merged = mixture(case.shares, case.sizes, case.target, NO_CAP).merged
-    everything = np.full(merged.sizes.shape, FREE)
-    repaired = active_set.polish(merged, 10.0, everything)
-    assert repaired.error <= 1e-9
-    exact = qp.minimise(merged, 10.0)
-    np.testing.assert_allclose(repaired.weights, exact.weights, atol=1e-9)
-
-
-def test_too_large_a_problem_is_solved_by_gradients_and_never_certified(monkeypatch) -> None:
-    case = draw(np.random.default_rng(11), 40, 6, lam=100.0, inside=False)
-    exact = case.solve()
-    monkeypatch.setattr(qp, "MAX_WORK", 0.0)
-    rough = case.solve()
-    assert exact.certified
-    assert not rough.certified
-    error = np.abs(rough.weights - exact.weights).sum()
-    assert error <= min(1e-3, rough.l1_bound)
 
 
 @pytest.mark.few(1)
