@@ -16,7 +16,7 @@ from fedshift.diagnosis import Carrier, Claim, CurvePoint, Diagnosis, Interval, 
 from fedshift.errors import InputError, shown
 from fedshift.real import described, is_whole, number, numbers
 from fedshift.server.pals import PalsWeights, ess_curve, pals_weights
-from fedshift.server.pals_input import rescaled
+from fedshift.server.shares import rescaled
 from fedshift.verdict import sentences
 
 __all__ = ["FRACTIONS", "TOLERANCE", "Diagnosis", "diagnose", "distance_interval"]

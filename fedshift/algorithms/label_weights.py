@@ -16,7 +16,7 @@ from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError
 from fedshift.real import described
 from fedshift.server.label_weights import check_reached, node_ratios, ratios
-from fedshift.server.weights import check_target
+from fedshift.server.shares import label_shares
 from fedshift.tree import Params, Parts
 
 Ratio = Literal["pooled", "node"]
@@ -49,7 +49,7 @@ class LabelWeights(Wrapper):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_target(self.target)
+        label_shares(self.target)
         check_choices(self)
         if not self.clip >= 1.0:
             raise InputError(

@@ -12,8 +12,7 @@ from torch import Tensor
 from fedshift.algorithms.method import Wrapper, rows
 from fedshift.algorithms.steps import with_labels
 from fedshift.arguments import check_fields
-from fedshift.server.so_far import check_rule, shares_of, weights_so_far
-from fedshift.server.weights import Pals
+from fedshift.server.weights import Pals, check_rule, shares_of, weights_so_far
 from fedshift.tree import Params, Parts
 
 

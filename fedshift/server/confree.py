@@ -17,9 +17,8 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from fedshift.arguments import check_fields
-from fedshift.errors import InputError, check_name
-from fedshift.real import described, number
+from fedshift.arguments import NotNegative, check_fields
+from fedshift.errors import check_name
 from fedshift.seeds import numpy_generator
 from fedshift.server.combine import Weighed
 from fedshift.server.dual import Floats
@@ -142,14 +141,12 @@ class ConFree(Weighed):
     scopes.
     """
 
-    alpha: float = 0.5
+    alpha: NotNegative = 0.5
     normalise: bool = True
     scope: Scope = "tensor"
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0.0 <= number(self.alpha) < math.inf:
-            raise InputError(f"ConFree alpha must be 0 or more, got {described(self.alpha)}")
         check_name("scope of ConFree", self.scope, ("tensor", "model"))
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:

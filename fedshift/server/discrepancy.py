@@ -8,10 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.arguments import check_fields, check_not_negative
+from fedshift.arguments import NotNegative, check_fields
 from fedshift.errors import InputError, check_name
 from fedshift.real import numbers
-from fedshift.server.weights import BySize, check_target
+from fedshift.server.shares import label_shares
+from fedshift.server.weights import BySize
 from fedshift.sketch import sketched
 from fedshift.tree import Params
 
@@ -43,17 +44,15 @@ class Disco:
     """
 
     towards: tuple[float, ...]
-    a: float = 0.5
-    b: float = 0.1
+    a: NotNegative = 0.5
+    b: NotNegative = 0.1
     distance: Distance = "kl"
     needs = ("n", "labels")
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_name("distance of FedDisco", self.distance, ("kl", "l2"))
-        for name, v in (("a", self.a), ("b", self.b)):
-            check_not_negative(f"FedDisco's {name}", v)
-        check_target(self.towards)
+        label_shares(self.towards, "towards")
         if self.distance == "kl" and not (numbers(self.towards) > 0).all():
             raise InputError(
                 'FedDisco\'s distance "kl" is infinite for clients that hold a label whose share '

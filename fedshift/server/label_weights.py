@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedshift.arguments import check_fields
 from fedshift.errors import InputError
-from fedshift.server.weights import BySize, check_target
+from fedshift.server.shares import label_shares
+from fedshift.server.weights import BySize
 from fedshift.sketch import sketched
 from fedshift.tree import Params
 
@@ -96,7 +97,7 @@ class JointLabels:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_target(self.target)
+        label_shares(self.target)
 
     def __call__(self, table: Params) -> Tensor:
         mass = masses(table["labels"], torch.tensor(self.target, dtype=torch.float64)).sum(1)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from fedshift.arguments import check_number
 from fedshift.errors import InputError, check_name
-from fedshift.real import described, label_numbers, number, numbers
+from fedshift.real import described, number, numbers
 from fedshift.server.dual import Floats
 
 Fidelity = Literal["squared", "norm"]
@@ -131,45 +131,6 @@ def _finite(name: str, given: ArrayLike, form: str) -> Floats:
         at = ", ".join(str(int(i)) for i in np.argwhere(~np.isfinite(values))[0])
         raise InputError(f"{name}[{at}] is not finite; give {form}")
     return values
-
-
-def checked_target(target: ArrayLike, classes: int, rescale: bool) -> Floats:
-    """The target [K]. Raises InputError unless it sums to 1 within 1e-6, or is to be rescaled."""
-    if not isinstance(rescale, bool | np.bool_):
-        raise InputError(f"normalise_target must be True or False; got {described(rescale)}")
-    try:
-        shares = label_numbers(target)
-    except ValueError as error:
-        raise InputError(f"target must be a list of {classes} numbers; {error}") from error
-    if shares.shape != (classes,):
-        raise InputError(
-            f"target must have one entry per class: label_counts has {classes} classes, target has "
-            f"shape {shares.shape}"
-        )
-    for bad, what in ((~np.isfinite(shares), "not finite"), (shares < 0.0, "negative")):
-        if bad.any():
-            k = int(np.argmax(bad))
-            raise InputError(f"target[{k}] is {shares[k]:g}, which is {what}; allowed: 0 to 1")
-    with np.errstate(over="ignore"):
-        total = float(shares.sum())
-    # A total that overflows to infinity is fine: `rescaled` divides by the largest entry first.
-    if rescale and total > 0.0:
-        return rescaled(shares)
-    if abs(total - 1.0) > 1e-6:
-        raise InputError(
-            f"target sums to {total:.9g}, it must sum to 1 within 1e-6; pass label shares, or "
-            "normalise_target=True to have it divided by its sum"
-        )
-    return shares
-
-
-def rescaled(wanted: Floats) -> Floats:
-    """A target divided by its sum, even if the sum is out of the range of floats."""
-    with np.errstate(over="ignore"):
-        total = float(wanted.sum())
-    if not LEAST_LAM <= total <= LARGEST_LAM:
-        return rescaled(wanted / wanted.max())
-    return wanted / total
 
 
 def check_setting(

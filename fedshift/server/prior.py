@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
 from fedshift.errors import InputError
-from fedshift.real import check_labels, label_numbers
+from fedshift.real import check_labels
+from fedshift.server.shares import label_shares
 from fedshift.sketch import sketched
 
 Floats = NDArray[np.float64]
@@ -74,7 +75,7 @@ def prior_shift(target: ArrayLike, trained_on: ArrayLike, floor: float = FLOOR) 
     (logit adjustment). Raises InputError unless both are shares of the same number of labels.
     """
     check_labels(target=target, trained_on=trained_on)
-    T, p = _shares(target, "target"), _shares(trained_on, "trained_on")
+    T, p = label_shares(target), label_shares(trained_on, "trained_on")
     if len(T) != len(p):
         raise InputError(f"target has {len(T)} labels, and trained_on has {len(p)}")
     correctable = p >= floor
@@ -212,7 +213,7 @@ def calibrated_shift(calibrator: Calibrator, target: ArrayLike, floor: float = F
     Labels with p_y below `floor` get log T_y only. Raises InputError unless the target is shares
     of the calibrator's labels.
     """
-    T = _shares(target, "target")
+    T = label_shares(target)
     if len(T) != len(calibrator.prior):
         raise InputError(
             f"target has {len(T)} labels, and the calibrator has {len(calibrator.prior)}"
@@ -278,18 +279,3 @@ def _checked(
             f"y holds {odd}; with {z.shape[1]} logits labels are 0 to {z.shape[1] - 1}"
         )
     return z, labels.astype(np.int64, copy=False), b
-
-
-def _shares(given: ArrayLike, name: str) -> Floats:
-    """Label shares [K]. Raises InputError unless they are 0 or more and sum to 1."""
-    try:
-        shares = label_numbers(given)
-    except ValueError as e:
-        raise InputError(f"{name} must be one number per label: {e}") from e
-    bad = shares.ndim != 1 or not np.isfinite(shares).all() or (shares < 0).any()
-    if bad or not math.isclose(shares.sum(), 1.0, abs_tol=1e-6):
-        raise InputError(
-            f"{name} must be the shares of the labels, [K], 0 or more, with sum 1; divide counts "
-            "by their sum"
-        )
-    return shares

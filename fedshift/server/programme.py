@@ -40,9 +40,9 @@ from fedshift.server.pals_input import (
     checked_counts,
     checked_rows,
     checked_sizes,
-    checked_target,
 )
 from fedshift.server.rounding import ROUNDING, charge
+from fedshift.server.shares import label_shares
 
 # An ESS this close to the requested one, relatively, reaches it.
 ESS_TOLERANCE = 1e-12
@@ -306,7 +306,7 @@ def prepare(
     places = np.flatnonzero(sizes > 0.0)
     n, scale, exact = sizes[places], 1.0, None
     if rows is None:
-        goal, exact = checked_target(target, counts.shape[1], rescale), counts[places]
+        goal, exact = label_shares(target, "target", counts.shape[1], rescale), counts[places]
         shares = exact / n[:, None]
     else:
         if rescale:

@@ -6,14 +6,15 @@ engine has refused changes that are not finite before they get here, and named t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedshift.arguments import check_fields
+from fedshift.arguments import Counted, NotNegative, Positive, check_fields, check_whole
 from fedshift.errors import InputError
 from fedshift.real import described, number
 from fedshift.server.combine import Weighed
@@ -70,16 +71,11 @@ class Krum(Weighed):
     smaller than 2f + 3 or than keep + f.
     """
 
-    byzantine: int = 1
-    keep: int = 1
+    byzantine: Annotated[int, partial(check_whole, least=0)] = 1
+    keep: Counted = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.byzantine < 0 or self.keep < 1:
-            raise InputError(
-                f"byzantine={described(self.byzantine)}, keep={described(self.keep)}; allowed: "
-                "whole numbers, byzantine >= 0, keep >= 1"
-            )
 
     def weigh(self, table: Params) -> Tensor:
         # Checked here, too, so that a run with too few clients is refused before a client trains.
@@ -124,18 +120,12 @@ class Geometric(Weighed):
     """
 
     weights: Weights = Uniform()
-    floor: float = 1e-6
-    steps: int = 200
-    tolerance: float = 1e-9
+    floor: Positive = 1e-6
+    steps: Counted = 200
+    tolerance: NotNegative = 1e-9
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not (0 < self.floor < math.inf and self.steps >= 1 and self.tolerance >= 0):
-            raise InputError(
-                f"floor={described(self.floor)}, steps={described(self.steps)}, "
-                f"tolerance={described(self.tolerance)}; allowed: floor > 0, steps >= 1 and whole, "
-                "tolerance >= 0"
-            )
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
         # Start at the median, not at the mean, which one huge change moves far away.

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.arguments import check_fields
@@ -21,6 +22,7 @@ from fedshift.errors import InputError
 from fedshift.real import number, numbers
 from fedshift.server.pals import PalsWeights, pals_weights
 from fedshift.server.pals_input import Fidelity, check_setting
+from fedshift.server.shares import label_shares
 from fedshift.sketch import sketched
 from fedshift.tree import Params
 
@@ -69,20 +71,6 @@ class Uniform:
         return torch.full_like(table["n"], 1.0 / len(table["n"]))
 
 
-def check_target(target: tuple[float, ...]) -> None:
-    """Raise InputError unless the target is a list of shares from 0 to 1 that sums to 1."""
-    try:
-        shares = numbers(target)
-    except ValueError as error:
-        raise InputError(f"target must be a list of shares; {error}") from error
-    if shares.ndim != 1:
-        raise InputError(f"target must be a list of shares; got shape {shares.shape}")
-    if not ((shares >= 0.0) & (shares <= 1.0)).all():
-        raise InputError(f"the target must hold shares from 0 to 1, got {target}")
-    if not math.isclose(sum(shares.tolist()), 1.0, abs_tol=1e-6):
-        raise InputError(f"the target must sum to 1, it sums to {sum(shares.tolist()):.6g}")
-
-
 @sketched
 @dataclass(frozen=True)
 class Pals:
@@ -114,7 +102,7 @@ class Pals:
         # Check ranges before types: these messages say which values are allowed.
         check_setting(self.lam, self.ess, self.cap, self.fidelity)
         check_fields(self)
-        check_target(self.target)
+        label_shares(self.target)
 
     def __call__(self, table: Params) -> Tensor:
         # Copy: the array is cached and read-only, but a tensor that shares it could be written to.
@@ -153,3 +141,55 @@ def _solve_cached(
         solved = solve(lam=lam, ess=ess)
     solved.weights.setflags(write=False)  # cached: later callers get the same array
     return solved
+
+
+# --------------------------------------------------------------------------- over rounds
+
+
+def check_rule(rule: Pals) -> None:
+    """Raise InputError unless the rule's distance is squared: other debts would not add up."""
+    if rule.fidelity != "squared":
+        raise InputError(
+            f'so_far adds up squared distances, got fidelity = "{rule.fidelity}"; leave out one of '
+            "the two"
+        )
+
+
+def shares_of(table: Params) -> NDArray[np.float64]:
+    """S [C, K], the clients' label shares; zeros for a client without examples."""
+    labels = table["labels"].numpy()
+    shares: NDArray[np.float64] = labels / np.maximum(labels.sum(1, keepdims=True), 1.0)
+    return shares
+
+
+def weights_so_far(
+    rule: Pals, table: Params, debt: NDArray[np.float64], rounds: int
+) -> PalsWeights:
+    """argmin over the simplex of ||T + D - S^T a||^2 + t lam sum_i a_i^2 / n_i, in round t.
+
+    D = sum_{s<t} (T - S_s^T a_s) is the debt of the t - 1 earlier rounds. Given their weights, a
+    minimises t ||T - m||^2 + lam sum_s sum_i a_si^2 / n_i, where m is the mean mixture of all t
+    rounds.
+
+    rule    its lam is used as above; an ess is reached in this cohort by the smallest lam
+    table   the cohort's "labels" [C, K], float64
+    debt    D [K]
+    rounds  t - 1; if it is 0, these are the rule's own weights, bit for bit
+
+    This is our extension: the paper solves for T in every round. If all clients take part in every
+    round, both are the same.
+    """
+    if not rounds:
+        return rule.solved(table)
+    labels = np.ascontiguousarray(table["labels"].numpy(), dtype=np.float64)
+    sizes = labels.sum(1)
+    target = np.asarray(rule.target, dtype=np.float64) + debt
+    cap = rule.cap_among(int((sizes > 0).sum()))
+    # Not as label counts: T + D may have negative entries, which no target of labels has.
+    solve = partial(pals_weights, sizes, target, cap=cap, rows=shares_of(table))
+    if rule.lam is not None:
+        return solve(lam=(rounds + 1) * float(rule.lam))
+    ess = float(rule.ess or 0.0)
+    if not rule.strict and (largest := solve(lam=math.inf)).ess_fraction < ess:
+        return largest
+    return solve(ess=ess)

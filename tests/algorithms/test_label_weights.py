@@ -29,9 +29,8 @@ from fedshift.seeds import key, numpy_generator
 from fedshift.server.combine import Mean
 from fedshift.server.label_weights import JointLabels, mass_ess, masses
 from fedshift.server.pals import pals_weights
-from fedshift.server.so_far import weights_so_far
 from fedshift.server.virtual import drawn, gaussians, refitted
-from fedshift.server.weights import Pals
+from fedshift.server.weights import Pals, weights_so_far
 from support.by_hand import final, max_difference, softmax_federation, softmax_regression
 from support.federations import CLASSES, TARGET, make_clients, make_federation, one_job
 

@@ -8,7 +8,6 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from fedshift.engine.checks.gate import Gate
 from fedshift.errors import InputError
 from fedshift.server.cap import capped, capped_columns
 from fedshift.server.heads import pooled_prototypes
@@ -104,12 +103,6 @@ def test_clients_that_the_rule_gave_nothing() -> None:
     assert capped(vector(0.9, 0.1), 0.1).tolist() == [0.5, 0.5]
     assert capped(vector(1, 0, 0, 0), 0.1, torch.tensor([True] + [False] * 3)).tolist()[0] == 1.0
     assert capped(torch.zeros(3).double(), 0.1).tolist() == [0.0] * 3  # a round without examples
-
-
-@pytest.mark.parametrize("cap", [0.0, -0.1, 1.1, float("nan")])
-def test_what_is_no_cap(cap: float) -> None:
-    with pytest.raises(InputError, match=r"max_weight must be a weight, more than 0 and at most 1"):
-        Gate(max_weight=cap)
 
 
 def test_fedpals_finds_the_best_weights_under_the_cap() -> None:

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from fractions import Fraction
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.optimize
 
 from fedshift import pals_weights
-from fedshift.server.pals import PalsWeights
 from fedshift.server.rounding import rank
+from support.other_solvers import conic, exact_weights, off_exact
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-exact_weights, drawn = import_module("exact_weights"), import_module("certificates")
+drawn = import_module("certificates")  # a benchmark, on the path by the import above
 
 
 def norm_objective(counts: np.ndarray, target: np.ndarray, lam: float, a: np.ndarray) -> float:
     """||T - S^T a|| + lam sum_i a_i^2 / n_i."""
     n = counts.sum(1)
     return float(np.linalg.norm(target - a @ (counts / n[:, None])) + lam * np.sum(a * a / n))
-
-
-def best_found(counts: np.ndarray, target: np.ndarray, lam: float) -> float:
-    """The least objective that a general solver finds from several starts."""
-    m, rng = len(counts), np.random.default_rng(0)
-    values = []
-    for start in (np.full(m, 1 / m), *rng.dirichlet(np.ones(m), size=5)):
-        done = scipy.optimize.minimize(
-            lambda a: norm_objective(counts, target, lam, a), start, method="SLSQP",
-            bounds=[(0, 1)] * m, constraints={"type": "eq", "fun": lambda a: a.sum() - 1},
-            options={"ftol": 1e-13, "maxiter": 500},
-        )  # fmt: skip
-        values.append(norm_objective(counts, target, lam, np.maximum(done.x, 0) / done.x.sum()))
-    return min(values)
 
 
 @pytest.mark.few(5)
@@ -54,28 +36,13 @@ def test_the_norm_form_on_faces(counts: list[list[int]], target: list[float], la
     table, T = np.array(counts, float), np.array(target)
     solved = pals_weights(table, T, lam=lam, fidelity="norm")
     assert solved.certified
-    ours, other = norm_objective(table, T, lam, solved.weights), best_found(table, T, lam)
+    n = table.sum(1)
+    ours = norm_objective(table, T, lam, solved.weights)
+    other = norm_objective(table, T, lam, conic(table / n[:, None], T, lam / n, norm=True))
     assert ours <= other + 1e-9 * max(1.0, other)
     at_zero = pals_weights(table, T, lam=0.0).weights
     if lam == 1e4:  # the control: the lambda = 0 answer, once returned here, is far off
         assert norm_objective(table, T, lam, at_zero) > 1.05 * ours
-
-
-def exact_mixture(counts: list[list[int]], target: list[float]) -> list[Fraction]:
-    """The only a with S^T a = T and sum a = 1, by Cramer's rule on three clients."""
-    rows = [[Fraction(c, sum(row)) for c in row] for row in counts]
-    t = [Fraction(v) for v in target]
-
-    def det(m: list[list[Fraction]]) -> Fraction:
-        a, b, c = m
-        return (
-            a[0] * (b[1] * c[2] - b[2] * c[1])
-            - a[1] * (b[0] * c[2] - b[2] * c[0])
-            + a[2] * (b[0] * c[1] - b[1] * c[0])
-        )
-
-    whole = det(rows)
-    return [det([t if j == i else row for j, row in enumerate(rows)]) / whole for i in range(3)]
 
 
 NEARLY_DEPENDENT = [[1109, 8453, 1473], [4019, 7611, 4812], [4576, 15015, 5624]]
@@ -85,36 +52,13 @@ def test_nearly_dependent_rows_are_not_certified_wrongly() -> None:
     """Three clients whose marginals lie on a line to 1e-13: rounding decides, and is charged."""
     target = [0.18225147205725611, 0.5938527115832326, 0.22389581635951125]
     solved = pals_weights(NEARLY_DEPENDENT, target, lam=0.0)
-    exact = [float(v) for v in exact_mixture(NEARLY_DEPENDENT, target)]
-    error = float(np.abs(solved.weights - exact).sum())
+    error = off_exact(NEARLY_DEPENDENT, target, 0.0, solved.weights)
     assert error <= 1e-6 or not solved.certified
     apart = [[1109, 8453, 1473], [4019, 7611, 9812], [9576, 15015, 5624]]
     mixed = (np.array(apart) / np.array(apart).sum(1)[:, None]).T @ [0.2, 0.3, 0.5]
     clear = pals_weights(apart, mixed, lam=0.0)
     assert clear.certified  # the control: rows that differ are certified, and right
     assert np.abs(clear.weights - [0.2, 0.3, 0.5]).max() < 1e-12
-
-
-def exact_optimum(counts: list[list[int]], target: list[float], lam: float) -> list[Fraction]:
-    """The interior KKT point of ||T - S^T a||^2 + lam sum a_i^2/n_i, sum a = 1, in rationals."""
-    n = [sum(row) for row in counts]
-    rows = [[Fraction(c, size) for c in row] for row, size in zip(counts, n, strict=True)]
-    t, rate, m = [Fraction(v) for v in target], Fraction(lam), len(n)
-    system = [
-        [sum(x * y for x, y in zip(rows[i], rows[j], strict=True)) + (i == j) * rate / n[i]
-         for j in range(m)] + [Fraction(1), sum(x * y for x, y in zip(rows[i], t, strict=True))]
-        for i in range(m)
-    ] + [[Fraction(1)] * m + [Fraction(0), Fraction(1)]]  # fmt: skip
-    for i in range(m + 1):
-        pivot = next(r for r in range(i, m + 1) if system[r][i] != 0)
-        system[i], system[pivot] = system[pivot], system[i]
-        system[i] = [v / system[i][i] for v in system[i]]
-        for r in range(m + 1):
-            if r != i:
-                system[r] = [
-                    a - system[r][i] * b for a, b in zip(system[r], system[i], strict=True)
-                ]
-    return [row[-1] for row in system[:m]]
 
 
 @pytest.mark.parametrize("scale", [1e-15, 6.5e-15, 1e-14, 1e-13, 1e-11, 1e-9, 1e-6])
@@ -124,26 +68,14 @@ def test_tiny_lambdas_are_not_certified_by_the_limit(scale: float) -> None:
     table = np.array(counts, float)
     n = table.sum(1)
     target = (np.full(3, 1 / 3) @ (table / n[:, None])).tolist()
-    exact = exact_optimum(counts, target, scale * n.sum())
-    assert min(exact) > 0  # so that the KKT point is the optimum
     solved = pals_weights(counts, target, lam=scale * n.sum())
-    error = float(np.abs(solved.weights - [float(v) for v in exact]).sum())
+    error = off_exact(counts, target, scale * n.sum(), solved.weights)
     assert error <= 1e-6 or not solved.certified
     if scale >= 1e-6:
         assert solved.certified
 
 
 # ---------------------------------------------------------------- clients that hardly differ
-
-
-def distance_to_exact(
-    solved: PalsWeights, counts: list[list[int]], target: list[float], cap: float | None
-) -> float:
-    """||a - a*||_1 at a squared lambda, a* in rational arithmetic."""
-    exact = exact_weights.Exact.of(counts, target, cap)
-    weights = solved.weights.tolist()
-    best = exact.optimum(Fraction(solved.lam) or exact.nothing, weights)
-    return float(exact_weights.l1(weights, best))
 
 
 @pytest.mark.few(1)
@@ -232,7 +164,7 @@ def test_ties_are_certified() -> None:
     for target in ([0.25] * 4, [0.3, 0.2, 0.3, 0.2]):
         solved = pals_weights(counts, target, lam=0.0)
         assert solved.certified
-        assert distance_to_exact(solved, counts, target, None) <= 1e-12
+        assert off_exact(counts, target, 0.0, solved.weights) <= 1e-12
 
 
 def test_ranks_of_tables_of_counts() -> None:

@@ -83,22 +83,6 @@ def test_the_two_recipes_differ_by_the_shares_that_they_measure_from(setting: Se
     assert len(set(even.towards)) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"a": -1.0}, "FedDisco's a must be 0 or more, got -1"),
-        ({"b": float("inf")}, "FedDisco's b must be 0 or more, got inf"),
-        ({"distance": "l3"}, "distance of FedDisco"),
-        ({"towards": (0.5, 0.6)}, r"the target must sum to 1, it sums to 1\.1"),
-        ({"towards": (1.5, -0.5)}, "the target must hold shares from 0 to 1"),
-        ({"towards": (1.0, 0.0)}, "kl. is infinite for clients"),
-    ],
-)
-def test_settings_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        Disco(**({"towards": (0.5, 0.5)} | options))
-
-
 def test_a_cohort_without_any_weight_is_refused() -> None:
     alike = ((10.0, 0.0), (0.0, 10.0))
     with pytest.raises(InputError, match="are 0 for all 2 clients of a cohort: a = 1 times"):

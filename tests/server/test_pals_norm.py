@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import clarabel
 import numpy as np
 import pytest
-import scipy.sparse
 
 from fedshift.server.pals import pals_weights
 from support.label_counts import task
+from support.other_solvers import conic
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -20,32 +19,6 @@ def test_norm_form_is_the_squared_form_at_twice_the_residual(inside: bool) -> No
         r = float(np.linalg.norm(norm.residual))
         squared = pals_weights(counts, target, lam=2 * r * lam if r > 1e-12 else 0.0)
         np.testing.assert_allclose(norm.weights, squared.weights, atol=1e-8)
-
-
-def cone_weights(counts: np.ndarray, target: np.ndarray, lam: float) -> np.ndarray:
-    """min t + lam sum a_i^2/n_i, ||T - S^T a|| <= t, by clarabel's second-order cone."""
-    n = counts.sum(axis=1)
-    clients, classes = counts.shape
-    eye = scipy.sparse.eye(clients, clients + 1)
-    last = scipy.sparse.csc_matrix(([-1.0], ([0], [clients])), shape=(1, clients + 1))
-    mix = scipy.sparse.csc_matrix(np.column_stack([(counts / n[:, None]).T, np.zeros(classes)]))
-    ones = scipy.sparse.csc_matrix(np.append(np.ones(clients), 0.0)[None])
-    settings = clarabel.DefaultSettings()
-    settings.verbose = False
-    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-13
-    solver = clarabel.DefaultSolver(
-        scipy.sparse.csc_matrix(scipy.sparse.diags(np.append(2 * lam / n, 0.0))),
-        np.append(np.zeros(clients), 1.0),
-        scipy.sparse.csc_matrix(scipy.sparse.vstack([ones, -eye, last, mix])),
-        np.concatenate([[1.0], np.zeros(clients), [0.0], target]),
-        [
-            clarabel.ZeroConeT(1),
-            clarabel.NonnegativeConeT(clients),
-            clarabel.SecondOrderConeT(classes + 1),
-        ],
-        settings,
-    )
-    return np.array(solver.solve().x[:clients])
 
 
 def norm_objective(counts: np.ndarray, target: np.ndarray, lam: float, a: np.ndarray) -> float:
@@ -62,8 +35,8 @@ def test_norm_form_agrees_with_a_cone_solver(inside: bool) -> None:
         for lam in (5.0, 100.0, 1e4):
             solved = pals_weights(counts, target, lam=lam, fidelity="norm")
             assert solved.certified
-            ours, theirs = solved.weights, np.clip(cone_weights(counts, target, lam), 0, None)
-            theirs /= theirs.sum()
+            n = counts.sum(axis=1)
+            ours, theirs = solved.weights, conic(counts / n[:, None], target, lam / n, norm=True)
             excess = norm_objective(counts, target, lam, theirs)
             excess -= norm_objective(counts, target, lam, ours)
             assert -1e-12 <= excess <= 1e-6

@@ -162,11 +162,3 @@ def test_odd_validation_examples() -> None:
     assert large.bias == pytest.approx(small.bias, abs=1e-3)
     with pytest.raises(InputError, match="no client has validation examples"):
         fitted(z[:0], y[:0])
-
-
-def test_what_is_no_share_is_refused() -> None:
-    for bad in ([0.5, 0.6], [1.5, -0.5], [np.nan, 1.0], ["a", "b"], [[0.5, 0.5]]):
-        with pytest.raises(InputError, match="target must be"):
-            prior_shift(bad, [0.5, 0.5])
-    with pytest.raises(InputError, match="target has 2 labels, and trained_on has 3"):
-        prior_shift([0.5, 0.5], [0.2, 0.3, 0.5])

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 
-import clarabel
 import numpy as np
 import pytest
-import scipy.sparse
 
 from fedshift.server.dual import (
     NO_CAP,
@@ -22,6 +19,7 @@ from fedshift.server.dual import (
 )
 from fedshift.server.hull import project
 from fedshift.server.pals import pals_weights
+from support.other_solvers import conic, off_exact
 
 
 @dataclass(frozen=True)
@@ -102,53 +100,6 @@ def test_kkt_checker_rejects_perturbed_answers() -> None:
 # ---------------------------------------------------------------- exact rational reference
 
 
-def _gauss(rows: list[list[Fraction]]) -> list[Fraction]:
-    """Solves the augmented system [A | b] exactly."""
-    size = len(rows)
-    for c in range(size):
-        p = next(r for r in range(c, size) if rows[r][c] != 0)
-        rows[c], rows[p] = rows[p], rows[c]
-        rows[c] = [x / rows[c][c] for x in rows[c]]
-        for r in range(size):
-            if r != c and rows[r][c] != 0:
-                factor = rows[r][c]
-                rows[r] = [x - factor * y for x, y in zip(rows[r], rows[c], strict=True)]
-    return [row[-1] for row in rows]
-
-
-def exact_weights(case: Case, lam: Fraction, start: np.ndarray) -> list[Fraction]:
-    """The optimum in rational arithmetic: pivots until the KKT conditions hold exactly."""
-    n = [Fraction(int(x)) for x in case.counts.sum(axis=1)]
-    target = [Fraction(float(t)) for t in case.target]
-    rows = [
-        [Fraction(int(x)) / n[i] - t for x, t in zip(row, target, strict=True)]
-        for i, row in enumerate(case.counts)
-    ]
-    gram = [[sum(x * y for x, y in zip(p, q, strict=True)) for q in rows] for p in rows]
-    free = [i for i, x in enumerate(start) if x > 0]
-    for _ in range(60):
-        system = [
-            [2 * gram[i][j] + (2 * lam / n[i] if i == j else 0) for j in free] + [-1, 0]
-            for i in free
-        ]
-        system.append([Fraction(1)] * len(free) + [Fraction(0), Fraction(1)])
-        *values, mu = _gauss(system)
-        if min(values) < 0:
-            free = [i for i, x in zip(free, values, strict=True) if x >= 0]
-            continue
-        a = dict(zip(free, values, strict=True))
-        slope = [sum(2 * row[j] * x for j, x in a.items()) for row in gram]
-        extra = [i for i in range(len(n)) if i not in a and slope[i] < mu]
-        if not extra:
-            return [a.get(i, Fraction(0)) for i in range(len(n))]
-        free = sorted(free + extra)
-    raise AssertionError("the exact reference did not settle")
-
-
-def l1(a, b) -> float:
-    return float(sum(abs(Fraction(float(x)) - y) for x, y in zip(a, b, strict=True)))
-
-
 def test_certified_answers_agree_with_rational_arithmetic_and_bounds_hold() -> None:
     rng = np.random.default_rng(2)
     certified = 0
@@ -156,7 +107,7 @@ def test_certified_answers_agree_with_rational_arithmetic_and_bounds_hold() -> N
         case = draw(rng, int(rng.integers(2, 10)), int(rng.integers(2, 6)))
         case = Case(case.counts, case.target, float(10 ** rng.uniform(-7, 5)), None)
         solved = case.solve()
-        error = l1(solved.weights, exact_weights(case, Fraction(case.lam), solved.weights))
+        error = off_exact(case.counts, case.target, case.lam, solved.weights)
         assert error <= solved.l1_bound + 1e-12
         if solved.certified:
             certified += 1
@@ -165,14 +116,12 @@ def test_certified_answers_agree_with_rational_arithmetic_and_bounds_hold() -> N
 
 
 def test_lambda_zero_is_the_limit_in_rational_arithmetic() -> None:
-    """At lam = 1e-34 the exact optimum is the max-ESS minimiser to 1e-20."""
     rng = np.random.default_rng(3)
     for _ in range(40):
         case = draw(rng, int(rng.integers(2, 10)), int(rng.integers(2, 6)), lam=0.0)
         solved = case.solve()
-        exact = exact_weights(case, Fraction(1, 10**34), solved.weights)
         assert solved.certified
-        assert l1(solved.weights, exact) <= 1e-8
+        assert off_exact(case.counts, case.target, 0.0, solved.weights) <= 1e-8
 
 
 def problem_of(case: Case) -> Problem:
@@ -207,38 +156,6 @@ def test_a_wrong_start_is_repaired_and_the_error_of_a_wrong_answer_is_bounded() 
 # ---------------------------------------------------------------- an independent solver
 
 
-def clarabel_weights(case: Case, quadratic: np.ndarray, fixed: np.ndarray | None) -> np.ndarray:
-    """min ||v||^2 * [fixed is None] + sum quadratic_i a_i^2, v = T - S^T a (or v = fixed)."""
-    clients, classes = case.counts.shape
-    weight = 0.0 if fixed is not None else 2.0
-    cost = scipy.sparse.diags(np.concatenate([2 * quadratic, np.full(classes, weight)]))
-    mix = scipy.sparse.hstack([scipy.sparse.csc_matrix(case.shares.T), scipy.sparse.eye(classes)])
-    ones = scipy.sparse.csc_matrix(np.concatenate([np.ones(clients), np.zeros(classes)])[None])
-    pick = scipy.sparse.eye(clients, clients + classes)
-    blocks, sides = [mix, ones, -pick], [case.target, [1.0], np.zeros(clients)]
-    if fixed is not None:
-        blocks.insert(2, scipy.sparse.eye(classes, clients + classes, k=clients))
-        sides.insert(2, fixed)
-    if case.cap is not None:
-        blocks.append(pick)
-        sides.append(np.full(clients, case.cap))
-    equal = classes + 1 + (classes if fixed is not None else 0)
-    bounded = clients * (1 if case.cap is None else 2)
-    cones = [clarabel.ZeroConeT(equal), clarabel.NonnegativeConeT(bounded)]
-    settings = clarabel.DefaultSettings()
-    settings.verbose = False
-    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-13
-    solver = clarabel.DefaultSolver(
-        scipy.sparse.csc_matrix(cost),
-        np.zeros(clients + classes),
-        scipy.sparse.csc_matrix(scipy.sparse.vstack(blocks)),
-        np.concatenate(sides),
-        cones,
-        settings,
-    )
-    return np.array(solver.solve().x[:clients])
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("capped", [False, True])
 def test_agrees_with_clarabel(capped: bool) -> None:
@@ -248,9 +165,7 @@ def test_agrees_with_clarabel(capped: bool) -> None:
         clients, classes = int(rng.integers(5, 101)), int(rng.integers(2, 30))
         case = draw(rng, clients, classes, lam=lam, capped=capped)
         solved = case.solve()
-        other = clarabel_weights(case, lam / case.sizes, None)
-        other = np.clip(other, 0, case.cap or 1.0)
-        other /= other.sum()
+        other = conic(case.shares, case.target, lam / case.sizes, case.cap)
         bound = np.sqrt(case.sizes.sum() * frank_wolfe_gap(case, other) / lam)
         # 1e-6, or what the other solver's own gap allows it to be wrong by.
         assert np.abs(solved.weights - other).sum() <= max(1e-6, bound)
@@ -277,7 +192,7 @@ def test_lambda_zero_maximises_ess_as_a_two_stage_solve_does(capped: bool) -> No
         solved = case.solve()
         assert solved.certified
         scale = case.sizes.sum()
-        other = clarabel_weights(case, scale / case.sizes, np.array(solved.residual))
+        other = conic(case.shares, case.target, scale / case.sizes, case.cap, fixed=solved.residual)
         ours, theirs = (np.sum(a**2 / case.sizes) * scale for a in (solved.weights, other))
         assert ours <= theirs * (1 + 1e-6)
         assert np.abs(solved.weights - other).sum() <= 1e-3
