@@ -8,16 +8,14 @@ C candidates, G bins.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedshift.errors import TrainingError
-from fedshift.router.parts import HeldOutSums, Part
+from fedshift.router.parts import HeldOutSums
 from fedshift.router.score import ClientHead
 
 # None is below 1. The network was trained on these examples, so clients are easier to distinguish
@@ -26,8 +24,6 @@ TEMPERATURES = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
 # A refit must reduce the loss by this many standard errors to count as better. Chance, and examples
 # that the network was trained on, favour refits: on 643 patients by two, although they were worse.
 CLEARLY = 3.0
-
-Fit = Callable[[Part, float], ClientHead]
 
 
 class HeldOut(NamedTuple):
@@ -88,14 +84,6 @@ class Calibration:
         )
 
 
-def before(whole: Part, folds: Sequence[int]) -> HeldOut | None:
-    """The measures of the router before the refit, on the same held-out examples."""
-    held_out = [whole.of_fold(k, held_out=True) for k in folds]
-    sent = whole.clients.each(lambda part: part.held_out_sums(()), held_out)
-    sums = list(chain.from_iterable(sent))
-    return figures(sums)[0] if sums else None
-
-
 def tempered(head: ClientHead, sizes: Tensor, temperature: float) -> ClientHead:
     """z -> (z - log n/N) / T + log n/N: divides log density ratios by T; the same head at T = 1."""
     if temperature == 1.0:
@@ -111,57 +99,6 @@ def figures(sums: Sequence[HeldOutSums]) -> list[HeldOut]:
     error = gaps.abs().sum(1) / n
     rows = zip((loss / n).tolist(), error.tolist(), (square / n).tolist(), strict=True)
     return [HeldOut(int(n), *row) for row in rows]
-
-
-class Chosen(NamedTuple):
-    """The strength and temperature with the smallest held-out loss, and their measures."""
-
-    strength: float
-    temperature: float
-    figures: HeldOut
-
-
-def choose(
-    fit: Fit, strengths: Sequence[float], temperatures: Sequence[float], whole: Part,
-    folds: Sequence[int],
-) -> Chosen:  # fmt: skip
-    """The candidate with the smallest held-out loss; ties go to the first.
-
-    fit makes a head from a part of all clients' examples and a strength. A strength whose fit does
-    not converge in some fold is left out; if none converges, raises the last TrainingError.
-    """
-
-    def attempt(candidate: tuple[float, int]) -> Sequence[HeldOutSums] | TrainingError:
-        """The held-out sums of one candidate in one fold, or the error of its fit."""
-        strength, k = candidate
-        part = whole.of_fold(k, held_out=False)
-        try:
-            head = fit(part, strength)
-        except TrainingError as e:
-            return e
-        heads = [tempered(head, part.sizes, t) for t in temperatures]
-        return whole.of_fold(k, held_out=True).held_out_sums(heads)
-
-    # All attempts in one call of `each`, so that their messages can be combined.
-    sent = iter(whole.clients.each(attempt, [(s, k) for s in strengths for k in folds]))
-    candidates, failed = list[Chosen](), list[TrainingError]()
-    for strength in strengths:
-        sums, errors = list[HeldOutSums](), list[TrainingError]()
-        for one in islice(sent, len(folds)):
-            if isinstance(one, TrainingError):
-                errors.append(one)
-            else:
-                sums += one
-        failed += errors[:1]
-        if not errors:
-            pairs = zip(temperatures, figures(sums), strict=True)
-            candidates += [Chosen(strength, t, f) for t, f in pairs]
-    if not candidates:
-        raise failed[-1]
-    # Count NaN as the worst: all comparisons with it are False.
-    return min(
-        candidates, key=lambda c: c.figures.loss if math.isfinite(c.figures.loss) else math.inf
-    )
 
 
 def _log_shares(sizes: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import scipy.optimize
@@ -19,17 +20,9 @@ from torch import Tensor
 
 from fedshift.arguments import check_not_negative
 from fedshift.errors import InputError, TrainingError
-from fedshift.router.calibration import (
-    TEMPERATURES,
-    Calibration,
-    Fit,
-    before,
-    choose,
-    tempered,
-)
+from fedshift.router.calibration import TEMPERATURES, Calibration, figures, tempered
 from fedshift.router.moments import Moments, pooled
-from fedshift.router.parts import Here, OriginSums, Part, summed
-from fedshift.router.parts import origin_sums as origin_sums
+from fedshift.router.parts import HeldOutSums, OriginSums, Part, summed
 from fedshift.router.score import ClientHead, shares
 
 # How many gradient pairs L-BFGS stores (on the server): with 100 it needs half the rounds that it
@@ -41,15 +34,13 @@ REACHABLE = 1e-6
 # are nearly separable, and costs none otherwise; 10 is worse again.
 BEND = 3.0
 
+Fit = Callable[[Part, float], ClientHead]
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)
 LOADINGS = (0.01, 0.1, 1.0)
 LOADING = 0.01
 # The tolerance in the search for a penalty: answers stop changing long before it is reached.
 ROUGH = 1e-4
-
-
-Ask = Callable[[ClientHead], OriginSums]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,19 +57,11 @@ class Refit:
 
 
 def refit(
-    ask: Ask,
-    sizes: Tensor,
-    whole: Moments,
-    *,
-    penalty: float = 1e-4,
-    tolerance: float = 1e-6,
-    rounds: int = 2000,
+    part: Part, *, penalty: float = 1e-4, tolerance: float = 1e-6, rounds: int = 2000
 ) -> Refit:
     """argmin of (1/N) sum_ij -log softmax(gamma + xi h_ij)[i] + penalty ||xi||^2, N = sum_i n_i.
 
-    ask        one round: sends a head to every client and returns the sum of their replies
-    sizes      n [N]
-    whole      the sum of all clients' `moments`; it only sets the units of the search
+    part       examples of all clients; a round asks every client for its `origin_sums`
     penalty    0 or more; intercepts are not penalised, so sum_ij softmax_l = n_l at the solution
     tolerance  of the largest gradient entry, see `Refit`
     rounds     largest number of rounds
@@ -92,11 +75,13 @@ def refit(
     are not enough.
     """
     check_not_negative("penalty", penalty)
-    units, total = _Units.of(whole, sizes, penalty), float(sizes.sum())
+    # The sum of all clients' moments sets the units of the search, and nothing else.
+    units = _Units.of(Moments(*summed(part.moments())), part.sizes, penalty)
+    total = float(part.sizes.sum())
 
     def loss(v: Floats) -> tuple[float, Floats]:
         head = units.head(v)
-        sums = ask(head)
+        sums = OriginSums(*summed(part.origin_sums(head)))
         value = float(sums.loss) / total + penalty * float(head.xi.square().sum())
         slope = torch.cat([sums.gamma[:, None], sums.xi], 1) / total
         slope[:, 1:] += 2.0 * penalty * head.xi
@@ -119,30 +104,6 @@ def refit(
             f"rounds; give more than rounds={rounds}, or a larger penalty than {penalty:g}"
         )
     return Refit(units.centred(solution.x), int(solution.nfev), gradient)
-
-
-def refit_part(
-    part: Part, *, penalty: float = 1e-4, tolerance: float = 1e-6, rounds: int = 2000
-) -> Refit:
-    """`refit` on these examples of all clients."""
-    whole = Moments(*summed(part.moments()))
-    limits = {"penalty": penalty, "tolerance": tolerance}
-
-    def ask(head: ClientHead) -> OriginSums:
-        return OriginSums(*summed(part.origin_sums(head)))
-
-    return refit(ask, part.sizes, whole, rounds=rounds, **limits)
-
-
-def refit_locally(
-    features: Sequence[Tensor],
-    *,
-    penalty: float = 1e-4,
-    tolerance: float = 1e-6,
-    rounds: int = 2000,
-) -> Refit:
-    """`refit` with all clients in this process: features[i] is client i's h [n_i, e]."""
-    return refit_part(Part(Here(features)), penalty=penalty, tolerance=tolerance, rounds=rounds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +182,7 @@ def penalised(penalty: float | None, tolerance: float, rounds: int) -> Way:
         )
 
     def exact(part: Part, penalty: float, tolerance: float = tolerance) -> ClientHead:
-        return refit_part(part, penalty=penalty, tolerance=tolerance, rounds=rounds).head
+        return refit(part, penalty=penalty, tolerance=tolerance, rounds=rounds).head
 
     def rough(part: Part, penalty: float) -> ClientHead:
         return exact(part, penalty, max(tolerance, ROUGH))
@@ -243,7 +204,10 @@ def discriminant(loading: float | None) -> Way:
 def fit_again(way: Way, whole: Part, folds: Sequence[int]) -> tuple[ClientHead, Calibration | None]:
     """The head fitted to all examples, with the strength chosen on `folds`, and its measures.
 
-    Raises InputError if there are several candidates but nothing was held out.
+    Of strengths and temperatures those with the smallest held-out loss are chosen; ties go to the
+    first. A strength whose fit does not converge in some fold is left out; if none converges,
+    raises the last TrainingError. Raises InputError if there are several candidates but nothing was
+    held out.
     """
     if not folds and len(way.strengths) > 1:
         raise InputError(
@@ -252,6 +216,37 @@ def fit_again(way: Way, whole: Part, folds: Sequence[int]) -> tuple[ClientHead, 
         )
     if not folds:
         return way.exact(whole, way.strengths[0]), None
-    best = choose(way.rough, way.strengths, way.temperatures, whole, folds)
-    head = tempered(way.exact(whole, best.strength), whole.sizes, best.temperature)
-    return head, Calibration(before(whole, folds), best.figures, best.strength, best.temperature)
+
+    def attempt(candidate: tuple[float | None, int]) -> Sequence[HeldOutSums] | TrainingError:
+        """A candidate's held-out sums in one fold, or its fit's error; None: before the fit."""
+        strength, k = candidate
+        held_out = whole.of_fold(k, held_out=True)
+        if strength is None:
+            return held_out.held_out_sums(())
+        part = whole.of_fold(k, held_out=False)
+        try:
+            head = way.rough(part, strength)
+        except TrainingError as e:
+            return e
+        return held_out.held_out_sums([tempered(head, part.sizes, t) for t in way.temperatures])
+
+    # All attempts in one call of `each`, so that their messages can be combined.
+    tried = (*way.strengths, None)
+    sent = iter(whole.clients.each(attempt, [(s, k) for s in tried for k in folds]))
+    before, failed, best = None, list[TrainingError](), list[Calibration]()
+    for strength in tried:
+        replies = list(islice(sent, len(folds)))
+        errors = [one for one in replies if isinstance(one, TrainingError)]
+        sums = [s for one in replies if not isinstance(one, TrainingError) for s in one]
+        failed += errors[:1]
+        if strength is None:
+            before = figures(sums)[0] if sums else None
+        elif not errors:
+            pairs = zip(figures(sums), way.temperatures, strict=True)
+            best += [Calibration(None, after, strength, t) for after, t in pairs]
+    if not best:
+        raise failed[-1]
+    # Count NaN as the worst: all comparisons with it are False.
+    chosen = min(best, key=lambda c: c.after.loss if math.isfinite(c.after.loss) else math.inf)
+    head = tempered(way.exact(whole, chosen.strength), whole.sizes, chosen.temperature)
+    return head, replace(chosen, before=before)

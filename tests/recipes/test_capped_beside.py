@@ -13,7 +13,7 @@ from fedshift.engine.run import start
 from fedshift.recipes import Setting
 from fedshift.router.moments import pooled
 from fedshift.router.parts import Here, Part, Question
-from fedshift.router.refit import refit_part
+from fedshift.router.refit import refit
 from fedshift.server.cap import capped_sizes
 from fedshift.server.combine import Mean
 from fedshift.server.heads import head_weights
@@ -161,13 +161,13 @@ SAMPLES = [drawn((40, 3), seed=i) + float(i) for i in range(4)]
 def test_a_routers_refit() -> None:
     """10^9 claimed examples make the others vanish from the fit; a cap leaves them their share."""
     clients = (_Lies(SAMPLES), Here(SAMPLES))
-    free, plain = (refit_part(Part(each), penalty=1e-2).head for each in clients)
+    free, plain = (refit(Part(each), penalty=1e-2).head for each in clients)
     other = SAMPLES[1].double()
     assert float(plain(other).log_softmax(1).exp()[:, 1].mean()) > 0.4
     assert float(free(other).log_softmax(1).exp()[:, 1].mean()) < 0.01
     part = Part(_Lies(SAMPLES), CAP)
     assert float(part.sizes[LIAR] / part.sizes.sum()) == pytest.approx(CAP)
-    head = refit_part(part, penalty=1e-2).head
+    head = refit(part, penalty=1e-2).head
     assert float(head(other).log_softmax(1).exp()[:, 1].mean()) > 0.3
 
 
@@ -187,5 +187,5 @@ def test_what_is_held_out() -> None:
 
 
 def test_a_cap_above_all_shares_changes_nothing() -> None:
-    one, two = (refit_part(Part(Here(SAMPLES), cap), penalty=1e-2) for cap in (1.0, 0.5))
+    one, two = (refit(Part(Here(SAMPLES), cap), penalty=1e-2) for cap in (1.0, 0.5))
     assert one.head.xi.equal(two.head.xi)

@@ -11,9 +11,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.router.refit import refit_locally
 from fedshift.router.score import ClientHead, scores
-from support.routing import draw_gaussians, gaussian, squares
+from support.routing import draw_gaussians, gaussian, refit_locally, squares
 
 MEANS, SDS, COUNTS = (0.0, 1.0, -0.7), (1.0, 1.5, 0.8), (900, 400, 700)
 

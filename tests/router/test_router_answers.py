@@ -148,44 +148,6 @@ def test_a_shared_body_is_gone_through_once() -> None:
     assert [passes(apart, x, mode) for mode in ("hard", "mixture")] == [2 * B, (1 + N) * B]
 
 
-def unlikely(logit: float) -> Router:
-    """Client i's classifier gives class 0 the logit `logit` - i, whatever the query."""
-    router = router_of(routed_model(N), "head.")
-    served = {}
-    for i, (params, buffers) in router.served.items():
-        weight, bias = params["head.weight"].clone(), params["head.bias"].clone()
-        weight[0], bias[0] = 0.0, logit - i
-        served[i] = params | {"head.weight": weight, "head.bias": bias}, buffers
-    return replace(router, served=served)
-
-
-@pytest.mark.parametrize("logit", [-5.0, -60.0, -75.0, -300.0])
-def test_small_probabilities_of_mixtures_are_right(logit: float) -> None:
-    """To six digits, below what float32 can hold as well; all add to 1."""
-    router = unlikely(logit)
-    x = torch.randn(B, FEATURES, generator=generator(1, "queries"))
-    for k in (2, N):
-        predicted, plain = router.predict(x, k), plainly(router, x, k)
-        assert torch.allclose(predicted, plain, rtol=1e-5, atol=0)
-        assert float((predicted.sum(1) - 1).abs().max()) < 1e-14
-    assert not torch.allclose(plainly(unlikely(logit - 0.01), x, N), plain, rtol=1e-5, atol=0)
-
-
-def test_each_query_is_answered_by_the_client_that_it_is_sent_to() -> None:
-    """One client takes all queries, or each its own; the answers are in the queries' order."""
-    router = router_of(routed_model(N), "head.")
-    x = torch.randn(B, FEATURES, generator=generator(1, "queries"))
-    for prior in ("posterior", [0.97, 0.01, 0.01, 0.01], [0.01, 0.01, 0.01, 0.97]):
-        chosen = router.route(x, prior=prior).clients[:, 0].tolist()
-        plain = [router.model(*router.served[i], q[None])["logits"].double().softmax(1)
-                 for i, q in zip(chosen, x, strict=True)]  # fmt: skip
-        predicted = router.predict(x, prior=prior)
-        assert torch.allclose(predicted, torch.cat(plain), rtol=0, atol=1e-6)
-        turned = router.predict(x.flip(0), prior=prior)
-        assert torch.allclose(turned.flip(0), predicted, rtol=0, atol=1e-6)
-        assert not torch.allclose(turned, predicted, rtol=0, atol=1e-3)
-
-
 def overflowing(client: int) -> Router:
     """The classifier of one client overflows on all queries."""
     router = router_of(routed_model(N), "head.")

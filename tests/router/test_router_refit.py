@@ -14,11 +14,11 @@ from torch import Tensor
 from fedshift.data import ClientData
 from fedshift.errors import TrainingError
 from fedshift.router.moments import moments, pooled
-from fedshift.router.refit import origin_sums, refit_locally
+from fedshift.router.parts import origin_sums
 from fedshift.router.route import Router
 from fedshift.router.score import ClientHead
 from support.federations import SIZES, make_clients
-from support.routing import drawn
+from support.routing import drawn, refit_locally
 
 SAMPLES = tuple(drawn((n, 3), seed=n) + torch.tensor([m, 0.0, -m]) for n, m in
                 ((40, 0.0), (25, 1.0), (60, -0.7), (10, 0.4)))  # fmt: skip

@@ -27,12 +27,11 @@ from fedshift.models.lenet_gn import SMALL, lenet_gn
 from fedshift.recipes import Setting
 from fedshift.router import quality
 from fedshift.router.moments import moments, pooled
-from fedshift.router.refit import refit_locally
 from fedshift.router.route import Router
 from fedshift.router.score import estimate_prior, scores
 from support.by_hand import final, max_difference
 from support.federations import CLASSES, FEATURES, SIZES, TARGET, make_clients, make_federation
-from support.routing import drawn, routed_federation, routed_model, routed_setting
+from support.routing import drawn, refit_locally, routed_federation, routed_model, routed_setting
 
 N = len(SIZES)
 MODEL = routed_model()

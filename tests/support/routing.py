@@ -13,6 +13,8 @@ from fedshift.engine.run import Federation
 from fedshift.model import Model, build
 from fedshift.models.routed import Routed, projection
 from fedshift.recipes import Setting, feddrm
+from fedshift.router.parts import Here, Part
+from fedshift.router.refit import Refit, refit
 from fedshift.router.route import Router
 from fedshift.seeds import generator
 from support.by_hand import final
@@ -68,3 +70,8 @@ def trained_router() -> Router:
     algorithm = feddrm(routed_setting(model))
     played = final(algorithm, routed_federation(model), 4)
     return Router.of(algorithm, played.server, played.states)
+
+
+def refit_locally(features: Sequence[Tensor], **options: float) -> Refit:
+    """`refit` of clients in this process: features[i] is client i's h [n_i, e]."""
+    return refit(Part(Here(features)), **options)  # type: ignore[arg-type]
