@@ -99,11 +99,11 @@ def serve(
     answers = Answers(model, served[0], {ids[0]: served[ids[0]] for ids in groups})
     parts, client_logits = dict[int, list[Tensor]](), list[Tensor]()
     for block in torch.split(x, batch):
-        seen, everything = answers.see(block), torch.arange(len(block))
+        seen = answers.see(block)
         client_logits += [seen.out["client_logits"]] if "client_logits" in seen.out else []
         for first, *_ in groups:
             with torch.no_grad():
-                z = seen.ask(first, everything) if first else seen.out["logits"]
+                z = seen.ask(first, slice(None)) if first else seen.out["logits"]
             parts.setdefault(first, []).append(z.softmax(1))
     each = {i: torch.cat(parts[ids[0]]) for ids in groups for i in ids}
     probabilities = torch.stack([each[i] for i in range(len(served))])
