@@ -177,7 +177,7 @@ def of_messages(folder: Path) -> Iterator[Reader]:
     """An array as Flower sends it: bytes that NumPy wrote."""
     from flwr.app import Array, ArrayRecord
 
-    from fedshift.flower.arriving import Headers, read_arrays
+    from fedshift.flower.arriving import read_arrays
 
     path, out = folder / "array.npy", io.BytesIO()
     np.save(out, np.arange(12, dtype=np.float32).reshape(3, 4))
@@ -187,7 +187,7 @@ def of_messages(folder: Path) -> Iterator[Reader]:
         array = Array(dtype="float32", shape=(3, 4), stype="numpy.ndarray", data=path.read_bytes())
         records = {"delta": ArrayRecord({"w": array})}
         try:
-            return read_arrays(records, 1 << 20, Headers())
+            return read_arrays(records, 1 << 20)
         except DataError:
             raise
         except ValueError as e:  # the round's log names the client; here it is the file

@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import Any
 
 from fedshift.errors import InputError, shown
-from fedshift.flower.chosen import APP, chosen, imported
 from fedshift.flower.installed import put_in_place
-from fedshift.flower.notices import notify
+from fedshift_deploy.chosen import APP, chosen, imported
 from fedshift_deploy.log_records import leave_out_tracebacks
+from fedshift_deploy.notices import notify
 
 
 def check_app(sent: bytes) -> None:

@@ -16,8 +16,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterable
 
-from fedshift.flower.chosen import APP, CHOICES, SITE, chosen, imported
-from fedshift.flower.notices import notify
+from fedshift_deploy.chosen import APP, CHOICES, SITE, chosen, imported
+from fedshift_deploy.notices import notify
 
 # Python may copy a process safely on Linux; elsewhere, system libraries may forbid it.
 # FEDSHIFT_PLAIN=1 turns this off with all other shortcuts: then each task imports what it needs.

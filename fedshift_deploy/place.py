@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fedshift.errors import InputError
 from fedshift.files import check_unshared, is_file, private
-from fedshift.flower.chosen import APP, CHOICES, SITE
+from fedshift_deploy.chosen import APP, CHOICES, SITE
 from fedshift_deploy.keys import (
     check_server,
     read_client_key,

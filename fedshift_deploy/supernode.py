@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fedshift.flower.notices import NOTICES, read_notice
 from fedshift_deploy.inside import SOCKET, private_socket
+from fedshift_deploy.notices import NOTICES, read_notice
 from fedshift_deploy.processes import running
 
 POLL = 0.5
@@ -92,7 +92,7 @@ class Node:
             self.away = AWAY in line or (self.away and BACK not in line)
 
     def notices(self) -> Iterator[dict[str, Any]]:
-        """New notices of its apps since the last call (`fedshift.flower.notices`)."""
+        """New notices of its apps since the last call (`fedshift_deploy.notices`)."""
         return (notice for line in self._notices.lines() if (notice := read_notice(line)))
 
     def ended(self, code: int) -> Ended:

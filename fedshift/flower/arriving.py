@@ -6,6 +6,7 @@ import io
 import math
 import tokenize
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -33,11 +34,8 @@ MISSING: dict[int, Literal["lost", "timeout"]] = {
 WORDS = {"lost": "its node is no longer connected", "timeout": "no answer in time"}
 # NumPy parses a header as Python; for an invalid one these exceptions get past its own checks.
 ODD_HEADERS = (tokenize.TokenError, RecursionError, MemoryError)
-# np.load would not be safe here: it also opens archives and pickles.
-HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
+# NumPy itself refuses longer ones.
+LONGEST_HEADER = 10_000
 
 
 class Arrived(NamedTuple):
@@ -51,7 +49,7 @@ def arrived(
     messages: Iterable[Message], client_of: Callable[[Message], int | None], max_bytes: int
 ) -> Arrived:
     """Read the replies of one round. Messages of nodes that are no client are left out."""
-    replies, unread, headers = [], dict[int, Dropped](), Headers()
+    replies, unread = [], dict[int, Dropped]()
     for message in messages:
         client = client_of(message)
         # Other nodes may be connected to the SuperLink; ignore what they send.
@@ -61,7 +59,7 @@ def arrived(
             unread[client] = bad
             continue
         try:
-            parts = read_arrays(message.content.array_records, max_bytes, headers)
+            parts = read_arrays(message.content.array_records, max_bytes)
             replies.append(Reply(client, parts, {}, round_of(message.content)))
         except Exception as e:
             # The bytes come from another machine: any exception means that they are invalid.
@@ -88,37 +86,7 @@ def round_of(content: RecordDict) -> int:
     return t
 
 
-class Header(NamedTuple):
-    """The header of an array in NumPy's format: what its data are, from byte `start` on."""
-
-    shape: tuple[int, ...]
-    fortran: bool
-    dtype: np.dtype[Any]
-    start: int
-
-
-class Headers:
-    """A cache of headers by their bytes.
-
-    All clients send the same headers, and parsing one takes longer than copying a small array.
-    """
-
-    def __init__(self) -> None:
-        self.cache: dict[bytes, Header] = {}
-
-    def of(self, data: bytes) -> Header:
-        """The header of an array. Raises InputError for one that is not NumPy's."""
-        first = data[: 10 + int.from_bytes(data[8:10], "little")]
-        if first not in self.cache:
-            header = _header(data)
-            # Version 2 of the format stores the header's length in other bytes: do not cache it.
-            if header.start != len(first):
-                return header
-            self.cache[first] = header
-        return self.cache[first]
-
-
-def read_arrays(records: Mapping[str, ArrayRecord], max_bytes: int, headers: Headers) -> Parts:
+def read_arrays(records: Mapping[str, ArrayRecord], max_bytes: int) -> Parts:
     """The parts of a message, with each array copied into memory of torch.
 
     Raises InputError for more bytes or tensors than allowed, for types that are not plain numbers,
@@ -132,16 +100,20 @@ def read_arrays(records: Mapping[str, ArrayRecord], max_bytes: int, headers: Hea
             f"{len(arrays)} arrays of {size} bytes; allowed: {MOST_TENSORS} and {max_bytes}"
         )
     return {
-        part: {name: _tensor(array, headers) for name, array in record.items()}
+        part: {name: _tensor(array) for name, array in record.items()}
         for part, record in records.items()
     }
 
 
-def _tensor(array: Array, headers: Headers) -> Tensor:
+def _tensor(array: Array) -> Tensor:
     """The tensor of one array. Raises InputError if its header does not fit its bytes."""
     if array.stype != STYPE:
         raise InputError(f"an array that is not NumPy's but {array.stype}")
-    shape, fortran, dtype, start = headers.of(array.data)
+    # The length of the header is in bytes 8 and 9.
+    start = 10 + int.from_bytes(array.data[8:10], "little")
+    if start > LONGEST_HEADER:
+        raise InputError(f"an array with a header of {start} bytes")
+    shape, fortran, dtype = _header(array.data[:start])
     size = len(array.data) - start
     # Plain numbers only, because object arrays would be unpickled.
     if dtype.kind not in "fiubc" or math.prod(shape) * dtype.itemsize != size:
@@ -154,11 +126,15 @@ def _tensor(array: Array, headers: Headers) -> Tensor:
     return tensor
 
 
-def _header(data: bytes) -> Header:
-    """Parse the header of an array. Raises InputError for one that is not NumPy's."""
+# All clients send the same headers, and parsing one takes longer than copying a small array.
+@lru_cache(maxsize=256)
+def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """(shape, whether by columns, type) of a header. Raises InputError for one not NumPy's."""
     stream = io.BytesIO(data)
     try:
-        shape, fortran, dtype = HEADERS[np.lib.format.read_magic(stream)](stream)
+        # np.load would not be safe here: it also opens archives and pickles.
+        if np.lib.format.read_magic(stream) != (1, 0):
+            raise ValueError("a header of another version than 1.0")
+        return np.lib.format.read_array_header_1_0(stream)
     except (LookupError, ValueError, TypeError, SyntaxError, EOFError, *ODD_HEADERS) as e:
         raise InputError(f"an array that is not NumPy's: {shown(str(e), 200)}") from None
-    return Header(shape, fortran, dtype, stream.tell())

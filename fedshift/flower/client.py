@@ -24,7 +24,6 @@ from fedshift.engine.checks.replies import Limits, error_of, fault_in, not_finit
 from fedshift.errors import FedshiftError, InputError
 from fedshift.flower.calibrating import CALIBRATE, correction_in, sums_for
 from fedshift.flower.kept import Kept, folder_of
-from fedshift.flower.notices import notify, words_for_here
 from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records
 from fedshift.flower.routing import MODEL, answers_to
 from fedshift.flower.scoring import SCORE, scored, scored_tests
@@ -46,6 +45,11 @@ class Own(NamedTuple):
     shape: tuple[int, ...]
     classes: int
     clients: int
+
+
+def log_failure(error: Exception) -> None:
+    """Log why there is no answer; unexpected errors with their traceback."""
+    LOG.error("no answer: %s", error, exc_info=not isinstance(error, FedshiftError))
 
 
 Leave = Callable[[Context, Own], None]
@@ -143,6 +147,7 @@ def app_of(
     private: Callable[[Context], bool] = lambda context: False,
     leave: Leave = lambda context, evaluation: None,
     note: Note = lambda sent, context: None,
+    tell: Callable[[Exception], None] = log_failure,
 ) -> ClientApp:  # fmt: skip
     """`client_app` for sites that also depend on the run's configuration.
 
@@ -150,9 +155,10 @@ def app_of(
              paths, from the server
     leave    called with the model that the client serves, each time that it was tested here
     note     called with each message that the client has answered
+    tell     called with the error for which there is no answer
     """
     app, visit = ClientApp(), _checked_site(site, threads)
-    failing = partial(_with_failures, private, note)
+    failing = partial(_with_failures, private, note, tell)
 
     @app.query("register")
     @failing
@@ -242,11 +248,12 @@ def _checked_site(site: Callable[[Context], Site], threads: int) -> Callable[[Co
 
 
 def _with_failures(
-    private: Callable[[Context], bool], note: Note, work: Callable[[Message, Context], RecordDict]
-) -> Handler:
+    private: Callable[[Context], bool], note: Note, tell: Callable[[Exception], None],
+    work: Callable[[Message, Context], RecordDict],
+) -> Handler:  # fmt: skip
     """A handler that answers with the reason if `work` fails, in the same words as other engines.
 
-    private, note: as for `app_of`.
+    private, note, tell: as for `app_of`.
     """
 
     def handle(message: Message, context: Context) -> Message:
@@ -254,27 +261,16 @@ def _with_failures(
             content = work(message, context)
             note(message.content, context)
         except FedshiftError as e:
-            tell_here(e)
+            tell(e)
             content = failed(str(e))
         except Exception as e:
             # User code may raise anything. The server gets the reason, the log the traceback.
-            tell_here(e)
+            tell(e)
             text = "the client's log says more" if private(context) else str(e)
             content = failed(f"{type(e).__name__}: {text}")
         return Message(content, reply_to=message)
 
     return handle
-
-
-def tell_here(error: Exception) -> None:
-    """Tell the client's operator why there is no answer; unexpected errors have a traceback."""
-    if isinstance(error, FedshiftError):
-        text = words_for_here(error)
-        LOG.error("no answer: %s", text)
-    else:
-        text = f"the client failed ({type(error).__name__}: {error}); its log has the traceback"
-        LOG.exception("the client failed")
-    notify(trouble=f"this client gave the server no answer: {text}")
 
 
 def _register(site: Site, request: RecordDict) -> RecordDict:

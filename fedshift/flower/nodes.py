@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import UserDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import check_whole
 from fedshift.errors import InputError, from_elsewhere
-from fedshift.flower.arriving import Headers, read_arrays
+from fedshift.flower.arriving import read_arrays
 from fedshift.flower.client import digest_of, form_of
 from fedshift.flower.records import failure_of, fields_of
 from fedshift.flower.scoring import MOST_EXAMPLES
@@ -71,7 +72,9 @@ def columns_read(
 
     Determined by calling the method's `init` with a table of ones; all columns if it refuses that.
     """
-    table = _Watched({"n": (clients,), "labels": (clients, classes)})
+    # Ones, not zeros, because a method may divide by sizes.
+    ones = torch.ones(clients, classes, dtype=torch.float64)
+    table = _Watched({"n": ones[:, 0].clone(), "labels": ones})
     try:
         algorithm.init(params, buffers, cast(Params, table))
     except InputError:
@@ -79,24 +82,16 @@ def columns_read(
     return tuple(c for c in COLUMNS if c == "n" or c in table.read)
 
 
-class _Watched(Mapping[str, Tensor]):
-    """A table of ones that records which columns were read."""
+class _Watched(UserDict[str, Tensor]):
+    """A table that records which columns were read."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self.shapes = shapes
-        self.read: set[str] = set()
+    def __init__(self, table: Params) -> None:
+        super().__init__(table)
+        self.read = set[str]()
 
     def __getitem__(self, name: str) -> Tensor:
-        # Ones, not zeros, because a method may divide by sizes.
-        column = torch.ones(self.shapes[name], dtype=torch.float64)
         self.read.add(name)
-        return column
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
-
-    def __len__(self) -> int:
-        return len(self.shapes)
+        return super().__getitem__(name)
 
 
 def check_min_clients(min_clients: int | None, clients: int) -> None:
@@ -126,18 +121,18 @@ def meet(
     """
     least = expected.clients if min_clients is None else min_clients
     ids = _wait_for_nodes(grid, expected.clients, least, patience, tell)
-    names = names_of(grid)
-    replies = _ask(grid, ids, expected, patience)
-    registered = _by_client(
-        [_registration(reply, names, expected) for reply in replies], expected.clients, names
-    )
-    missing = sorted(set(range(expected.clients)) - registered.keys())
-    if len(registered) < least:
+    shapes = {"n": (expected.clients,), "labels": (expected.clients, expected.classes)}
+    table = {c: torch.zeros(shapes[c], dtype=torch.float64) for c in expected.columns}
+    met, problems = _register(grid, ids, expected, Met({}, table, ()), patience)
+    for node, why in problems.items():
+        raise InputError(f"{named(node, names_of(grid))} cannot take part: {why}")
+    if len(met.nodes) < least:
+        missing = sorted(set(range(expected.clients)) - met.nodes.keys())
         raise InputError(
-            f"{len(registered)} of {expected.clients} clients answered within {patience:g} s; no "
+            f"{len(met.nodes)} of {expected.clients} clients answered within {patience:g} s; no "
             f"word from partitions {missing}"
         )
-    return _federation(registered, expected)
+    return met
 
 
 def join(
@@ -151,27 +146,16 @@ def join(
     """
     new = set(grid.get_node_ids()) - set(met.nodes.values())
     asked = sorted(new - met.refused)
-    names, nodes, table, strangers = names_of(grid), dict(met.nodes), met.table, met.strangers
-    # The reason for each node, until its answer gives a better one, or none.
-    problems = dict.fromkeys(asked, "it does not answer")
-    for reply in _ask(grid, asked, expected, patience) if asked else ():
-        node = reply.metadata.src_node_id
-        try:
-            one = _registration(reply, names, expected)
-            _check_place(one, expected.clients, nodes, names)
-            late = _federation({one.client: one}, expected)
-        except InputError as e:
-            problems[node] = str(e).removeprefix(f"{named(node, names)} cannot take part: ")
-            continue
-        del problems[node]
-        nodes[one.client] = node
-        # In both tables the rows of clients that are not in it are 0.
-        table = {c: table[c] + late.table[c] for c in expected.columns}
-        strangers += late.strangers
-        LOG.info("client %d has joined", one.client)
-    tell_refused(problems, names, tell)
+    if not asked:
+        return replace(met, refused=met.refused & new)
+    more, problems = _register(grid, asked, expected, met, patience)
+    for i in sorted(more.nodes.keys() - met.nodes.keys()):
+        LOG.info("client %d has joined", i)
+    silent = {*asked} - {*more.nodes.values()} - problems.keys()
+    problems |= dict.fromkeys(sorted(silent), "it does not answer")
+    tell_refused(problems, names_of(grid), tell)
     # Forget refused nodes that have left: the operator may repair them and start them again.
-    return Met(nodes, table, strangers, (met.refused & new) | problems.keys())
+    return replace(more, refused=(met.refused & new) | problems.keys())
 
 
 def tell_refused(problems: Mapping[int, str], names: Mapping[int, str], tell: Tell) -> None:
@@ -181,16 +165,41 @@ def tell_refused(problems: Mapping[int, str], names: Mapping[int, str], tell: Te
         tell({"event": "refused", "node": names.get(node) or named(node, names), "reason": why})
 
 
-def _ask(
-    grid: Grid, nodes: Iterable[int], expected: Expected, patience: float
-) -> Iterable[Message]:
-    """Ask these nodes to register, and wait for their answers."""
+def _register(
+    grid: Grid, asked: Iterable[int], expected: Expected, met: Met, patience: float
+) -> tuple[Met, dict[int, str]]:
+    """Ask these nodes to register: (the federation with them, why others cannot take part)."""
     request = ConfigRecord({"columns": list(expected.columns), "classes": expected.classes})
     messages = [
         Message(RecordDict({"ask": request}), message_type="query.register", dst_node_id=node)
-        for node in nodes
+        for node in asked
     ]
-    return grid.send_and_receive(messages, timeout=patience)
+    names, digest = names_of(grid), digest_of(expected.params, expected.buffers)
+    nodes, strangers, problems = dict(met.nodes), list(met.strangers), dict[int, str]()
+    table = {c: column.clone() for c, column in met.table.items()}
+    replies = grid.send_and_receive(messages, timeout=patience)
+    # By node, so that nothing depends on which reply came first.
+    for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
+        node = reply.metadata.src_node_id
+        try:
+            one = _registration(reply, expected)
+            if expected.places:
+                check_name(node, one.client, names)
+            if one.client in nodes:
+                raise InputError(
+                    f"{named(nodes[one.client], names)} and {named(node, names)} both have "
+                    f"partition-id {one.client}; give each node one of its own"
+                )
+        except Exception as e:
+            # The bytes come from another machine: any exception means that they are invalid.
+            odd = f"its answer cannot be read: {type(e).__name__}: {e}"
+            problems[node] = from_elsewhere(str(e) if isinstance(e, InputError) else odd, 1000)
+            continue
+        nodes[one.client] = node
+        strangers += [one.client] if one.digest != digest else []
+        for c, column in table.items():
+            column[one.client] = one.row[c]
+    return Met(nodes, table, tuple(strangers)), problems
 
 
 def names_of(grid: Grid) -> dict[int, str]:
@@ -249,79 +258,29 @@ def _absent_clients(clients: int, names: Mapping[int, str]) -> list[str]:
 
 
 class _Registration(NamedTuple):
-    """A node's registration: its client id, its model's form and digest, its row of the table."""
+    """A node's registration: its client id, its model's digest, its row of the table."""
 
-    node: int
     client: int
-    form: list[str]
     digest: str
     row: Params
 
 
-def _registration(reply: Message, names: Mapping[int, str], expected: Expected) -> _Registration:
-    """A node's registration. Raises InputError, which names the node, if it cannot be read."""
-    node = reply.metadata.src_node_id
-    try:
-        if (why := failure_of(reply)) is None:
-            identity = fields_of(reply.content, "who")
-            if expected.places:
-                check_name(node, int(identity["client"]), names)
-            most = ROOM + 8 * (1 + expected.classes)
-            row = read_arrays(reply.content.array_records, most, Headers())["table"]
-            form = [str(line) for line in identity["form"][:MOST_LINES]]
-            return _Registration(node, int(identity["client"]), form, str(identity["digest"]), row)
-    except Exception as e:
-        # The bytes come from another machine: any exception means that they are invalid.
-        problem = f"its answer cannot be read: {type(e).__name__}: {e}"
-        why = str(e) if isinstance(e, InputError) else problem
-    raise InputError(f"{named(node, names)} cannot take part: {from_elsewhere(why)}")
-
-
-def _by_client(
-    registrations: Iterable[_Registration], clients: int, names: Mapping[int, str]
-) -> dict[int, _Registration]:
-    """The registrations by client id. Raises InputError if two nodes are the same client."""
-    by_client: dict[int, _Registration] = {}
-    # By node, so that the message does not depend on which reply came first.
-    for one in sorted(registrations, key=lambda one: one.node):
-        taken = {client: other.node for client, other in by_client.items()}
-        _check_place(one, clients, taken, names)
-        by_client[one.client] = one
-    return dict(sorted(by_client.items()))
-
-
-def _check_place(
-    one: _Registration, clients: int, taken: Mapping[int, int], names: Mapping[int, str]
-) -> None:
-    """Raise InputError for a partition that does not exist, or that another node has."""
-    node, client = one.node, one.client
-    if not 0 <= client < clients:
+def _registration(reply: Message, expected: Expected) -> _Registration:
+    """A node's registration. Raises InputError if it does not fit what is expected."""
+    if (why := failure_of(reply)) is not None:
+        raise InputError(why)
+    identity = fields_of(reply.content, "who")
+    client = int(identity["client"])
+    if not 0 <= client < expected.clients:
         raise InputError(
-            f"{named(node, names)} has partition-id {client}; with {clients} clients they are "
-            f"0..{clients - 1}"
+            f"it has partition-id {client}; with {expected.clients} clients they are "
+            f"0..{expected.clients - 1}"
         )
-    if client in taken:
-        raise InputError(
-            f"{named(taken[client], names)} and {named(node, names)} both have partition-id "
-            f"{client}; give each node one of its own"
-        )
-
-
-def _federation(registrations: Mapping[int, _Registration], expected: Expected) -> Met:
-    """The federation of the clients that registered; the rows of all others are 0."""
-    form = form_of(expected.params, expected.buffers)
-    digest, strangers = digest_of(expected.params, expected.buffers), []
-    shapes = {"n": (expected.clients,), "labels": (expected.clients, expected.classes)}
-    table = {c: torch.zeros(shapes[c], dtype=torch.float64) for c in expected.columns}
-    for i, one in registrations.items():
-        _check_form(i, one.form, form)
-        if one.digest != digest:
-            strangers.append(i)
-        for c, value in _row(i, one.row, expected).items():
-            if c in table:
-                table[c][i] = value
-    nodes = {i: one.node for i, one in registrations.items()}
-    return Met(nodes, table, tuple(strangers))
+    form = [str(line) for line in identity["form"][:MOST_LINES]]
+    _check_form(client, form, form_of(expected.params, expected.buffers))
+    most = ROOM + 8 * (1 + expected.classes)
+    row = read_arrays(reply.content.array_records, most)["table"]
+    return _Registration(client, str(identity["digest"]), _row(client, row, expected))
 
 
 def _check_form(client: int, theirs: Sequence[str], ours: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 
 import numpy as np
@@ -66,35 +66,43 @@ def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> RemoteClients:
     def send(questions: Sequence[Question]) -> dict[int, list[Params]]:
         current, present = strategy.begin(grid), strategy.present
         ids = [i for i, took in enumerate(present) if took]
+        _wait_for(strategy, grid, ids)
         records = questions_in(questions, present, 0)
-        messages = strategy.ask_for_sums("router", records, ids, current)
-        _wait_for({m.metadata.dst_node_id: i for i, m in messages.items()}, grid, strategy.patience)
-        replies = answered(grid, messages.values(), strategy.timeout, strategy.retries)
-        received = strategy.read(replies)
-        for why in received.unread:
-            raise InputError(f"client {why.client}: {why.reason}")
-        sent = {one.client: one.update for one in received.replies}
-        if silent := sorted(messages.keys() - sent.keys()):
-            raise InputError(f"clients {silent} did not answer within {strategy.timeout:g} s")
-        answers = {i: answers_in(sent[i], questions, i) for i in messages}
+        came, missing = ask(strategy, grid, "router", records, ids, current)
+        for one in missing.values():
+            raise InputError(f"client {one.client}: {one.reason}")
+        answers = {i: answers_in(came[i], questions, i) for i in ids}
         registered = {} if strategy.met is None else strategy.met.table
-        for i, given in answers.items():
-            for answer in given:
-                # A client that claims more examples than it registered would gain influence.
-                if float(answer.get("n", 0.0)) > registered["n"][i]:
-                    raise InputError(f"client {i} sent sums of more examples than it has")
+        for i, sums in answers.items():
+            # A client that claims more examples than it registered would gain influence.
+            if any(float(one.get("n", 0.0)) > registered["n"][i] for one in sums):
+                raise InputError(f"client {i} sent sums of more examples than it has")
         return answers
 
     return RemoteClients(send, strategy.clients)
 
 
-def _wait_for(client_of: Mapping[int, int], grid: Grid, patience: float) -> None:
-    """Wait until these nodes are connected again. Raises InputError after `patience` seconds."""
-    end = time.monotonic() + patience
-    while gone := sorted(client_of[node] for node in client_of.keys() - set(grid.get_node_ids())):
+def _wait_for(strategy: AlgorithmStrategy, grid: Grid, clients: Iterable[int]) -> None:
+    """Wait until these clients are connected. Raises InputError after `strategy.patience` s."""
+    nodes = {} if strategy.met is None else strategy.met.nodes
+    end = time.monotonic() + strategy.patience
+    while gone := sorted({*clients} - {i for i, n in nodes.items() if n in {*grid.get_node_ids()}}):
         if time.monotonic() >= end:
             raise InputError(f"clients {gone} are not connected any more")
         time.sleep(0.1)
+
+
+def ask(
+    strategy: AlgorithmStrategy, grid: Grid, kind: str,
+    records: Mapping[str, ArrayRecord | ConfigRecord], clients: Sequence[int], played: Round,
+) -> tuple[dict[int, Parts], dict[int, Dropped]]:  # fmt: skip
+    """Ask clients for sums with a round's model: (each one's answer, why others have none)."""
+    messages = strategy.ask_for_sums(kind, records, clients, played)
+    replies = answered(grid, messages.values(), strategy.timeout, strategy.retries)
+    received, late = strategy.read(replies), f"no answer within {strategy.timeout:g} s"
+    came = {one.client: one.update for one in received.replies if one.client in messages}
+    missing = {i: Dropped(i, late, "timeout") for i in sorted({*clients} - came.keys())}
+    return came, missing | {one.client: one for one in received.unread}
 
 
 def answered(
@@ -164,7 +172,7 @@ def measured_by_clients(
 class _MissingError(Exception):
     """Raised with the clients that sent no usable sums."""
 
-    def __init__(self, clients: Sequence[Dropped]) -> None:
+    def __init__(self, clients: Mapping[int, Dropped]) -> None:
         super().__init__()
         self.clients = clients
 
@@ -180,43 +188,31 @@ def calibrated_by(
     over the same clients. Raises InputError if no client is left.
     """
     strategy.begin(grid)  # a run that resumes after its last round has not registered clients yet
-    nodes = {} if strategy.met is None else strategy.met.nodes
-    clients = [i for i in sorted(nodes) if nodes[i] in set(grid.get_node_ids())]
+    nodes, connected = {} if strategy.met is None else strategy.met.nodes, {*grid.get_node_ids()}
+    clients = [i for i in sorted(nodes) if nodes[i] in connected]
+
+    def sums_at(scale: float, bias: NDArray[np.float64]) -> CalibrationSums:
+        came, missing = ask(strategy, grid, CALIBRATE, asked_at(scale, bias), clients, played)
+        sums = dict[int, CalibrationSums]()
+        for i, answer in came.items():
+            try:
+                due = None if counts is None else counts[i]
+                sums[i] = sums_in(answer, due, strategy.classes)
+            except InputError as e:
+                missing[i] = Dropped(i, str(e), "reply")
+        if missing:
+            raise _MissingError(missing)
+        # Add in the order of ids, because the last bit of a sum depends on the order.
+        return reduce(add, (sums[i] for i in clients))
+
     while clients:
         try:
-            return calibrate(
-                partial(_sums_at, strategy, grid, played, counts, clients), strategy.classes
-            )
+            return calibrate(sums_at, strategy.classes)
         except _MissingError as e:
-            for one in e.clients:
+            for _, one in sorted(e.clients.items()):
                 strategy.tell({"event": "unscored", "round": played.t, **one._asdict()})
-            clients = sorted({*clients} - {one.client for one in e.clients})
+            clients = [i for i in clients if i not in e.clients]
     raise InputError("no client sent sums of its validation examples")
-
-
-def _sums_at(
-    strategy: AlgorithmStrategy, grid: Grid, played: Round, counts: Mapping[int, Tensor] | None,
-    clients: Sequence[int], scale: float, bias: NDArray[np.float64],
-) -> CalibrationSums:  # fmt: skip
-    """The sum over these clients. Raises _MissingError unless all sent usable sums."""
-    messages = strategy.ask_for_sums(CALIBRATE, asked_at(scale, bias), clients, played)
-    replies = answered(grid, messages.values(), strategy.timeout, strategy.retries)
-    received, sums = strategy.read(replies), dict[int, CalibrationSums]()
-    late = f"no answer within {strategy.timeout:g} s"
-    missing = {i: Dropped(i, late, "timeout") for i in clients}
-    missing |= {one.client: one for one in received.unread}
-    for one in received.replies:
-        due = None if counts is None else counts[one.client]
-        try:
-            sums[one.client] = sums_in(one.update, due, strategy.classes)
-            missing.pop(one.client, None)
-        except InputError as e:
-            missing[one.client] = Dropped(one.client, str(e), "reply")
-    if missing:
-        raise _MissingError([missing[i] for i in sorted(missing)])
-    # Add in the order of ids, because the last bit of a sum depends on the order.
-    first, *others = (sums[i] for i in sorted(sums))
-    return reduce(add, others, first)
 
 
 def client_states(strategy: AlgorithmStrategy, grid: Grid) -> Mapping[int, Parts]:

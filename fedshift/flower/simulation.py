@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
@@ -99,7 +99,7 @@ def _wait_until_ready(runtime: _Runtime) -> Grid:
     if not runtime.ready.wait(START) or runtime.grid is None:
         why = runtime.failure or f"it did not start within {START:g} s"
         raise FedshiftError(f"Flower's simulation failed: {_root(why)}")
-    return _Watched(runtime.grid, runtime)
+    return _watched(runtime.grid, runtime)
 
 
 def _root(error: BaseException | str) -> str:
@@ -140,65 +140,37 @@ def _shut_down() -> None:
         ray.shutdown()
 
 
-class _Watched(Grid):
-    """The simulation's grid; raises an error once the simulation has ended."""
+def _watched(grid: Grid, runtime: _Runtime) -> Grid:
+    """The simulation's grid, changed to raise an error once the simulation has ended."""
+    nodes = grid.get_node_ids
 
-    def __init__(self, grid: Grid, runtime: _Runtime) -> None:
-        self.grid, self.runtime = grid, runtime
+    def check() -> None:
+        _restore_sigterm()
+        if runtime.over.is_set():
+            why = runtime.failure or "it ended before the run did"
+            raise FedshiftError(f"Flower's simulation failed: {_root(why)}")
+
+    def connected() -> Iterable[int]:
+        check()
+        return nodes()
 
     def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
+        messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """The replies that come within `timeout` seconds."""
-        # Do not use Flower's own method, which would go on waiting after the simulation has failed.
-        waiting = set(self.grid.push_messages(messages))
-        end = time.monotonic() + timeout if timeout is not None else float("inf")
+        # Not Flower's own method, which would go on waiting after the simulation has failed.
+        waiting = set(grid.push_messages(messages))
+        end = time.monotonic() + (float("inf") if timeout is None else timeout)
         received: list[Message] = []
         while waiting and time.monotonic() < end:
-            self._check()
-            replies = list(self.grid.pull_messages(waiting))
+            check()
+            replies = list(grid.pull_messages(waiting))
             received += replies
             waiting -= {reply.metadata.reply_to_message_id for reply in replies}
             if waiting:
                 time.sleep(POLL)
         return received
 
-    def _check(self) -> None:
-        """Raise FedshiftError if the simulation has ended."""
-        _restore_sigterm()
-        if self.runtime.over.is_set():
-            why = self.runtime.failure or "it ended before the run did"
-            raise FedshiftError(f"Flower's simulation failed: {_root(why)}")
-
-    def get_node_ids(self) -> Iterable[int]:
-        """All nodes."""
-        self._check()
-        return self.grid.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """As Flower's grid."""
-        return self.grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """As Flower's grid."""
-        return self.grid.pull_messages(message_ids)
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """As Flower's grid."""
-        return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def set_run(self, run: Any) -> None:
-        """As Flower's grid."""
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """As Flower's grid."""
-        return self.grid.run
+    # On this grid object only.
+    grid.get_node_ids = connected  # type: ignore[method-assign]
+    grid.send_and_receive = send_and_receive  # type: ignore[method-assign]
+    return grid

@@ -31,18 +31,18 @@ from fedshift.experiments.measures.caps import cap_named
 from fedshift.experiments.resume import check_links, reopened
 from fedshift.experiments.task.preparing import Prepared, prepare
 from fedshift.files import is_file
-from fedshift.flower.chosen import CHOICES, SITE, check_source, chosen, imported
-from fedshift.flower.client import Own, Site, app_of, partition, tell_here
+from fedshift.flower.client import Own, Site, app_of, partition
 from fedshift.flower.kept import folder_of
-from fedshift.flower.notices import notify
 from fedshift.flower.quiet import KEEP
 from fedshift.flower.records import fields_of
 from fedshift.record.folder import CONFIG, EVENTS, SERVING, SUMMARY
 from fedshift.tree import Params
+from fedshift_deploy.chosen import CHOICES, SITE, check_source, chosen, imported
 from fedshift_deploy.machines.awaited import Awaited
 from fedshift_deploy.machines.deployable import check_min_clients, configured
 from fedshift_deploy.machines.deployed_engine import Deployed, News, validated
 from fedshift_deploy.machines.opening import opening_event
+from fedshift_deploy.notices import notify, tell_here
 from fedshift_deploy.sites.answering import ASK, answer, own_site
 from fedshift_deploy.sites.gathering import gather
 from fedshift_deploy.sites.own_model import MODELS, leave_own_model
@@ -197,7 +197,9 @@ def note_round(sent: RecordDict, context: Context) -> None:
 
 
 # False: the server may never read clients' states here. On real machines they are private.
-client_app = app_of(site_of, 1, False, state_folder(), is_private, leave_model, note_round)
+client_app = app_of(
+    site_of, 1, False, state_folder(), is_private, leave_model, note_round, tell_here
+)
 
 
 @client_app.query(ASK)

@@ -29,13 +29,14 @@ from fedshift.experiments.config.sites import AGREED
 from fedshift.experiments.experiment import federation_of, method_of
 from fedshift.experiments.task.custom_data import prepare_built
 from fedshift.files import write
-from fedshift.flower.client import Site, partition, tell_here
+from fedshift.flower.client import Site, partition
 from fedshift.flower.records import failed, fields_of, parts_of
 from fedshift.flower.scoring import scored
 from fedshift.tasks.building import Built
 from fedshift.tasks.encoding import Encoding
 from fedshift.tasks.names import Coded, Ints, text_of
 from fedshift.tasks.rows import Columns
+from fedshift_deploy.notices import tell_here
 from fedshift_deploy.sites.rows import SiteError, SiteRows, discreet, rows_of_site
 from fedshift_deploy.sites.sums import (
     Cut,

@@ -14,11 +14,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from fedshift.errors import InputError
-from fedshift.flower.client import tell_here
-from fedshift.flower.notices import NOTICES
 from fedshift_deploy import supernode
 from fedshift_deploy.joining import EVERY, FORGETS, join
 from fedshift_deploy.log_records import leave_out_tracebacks
+from fedshift_deploy.notices import NOTICES, tell_here
 from fedshift_deploy.place import make_place
 from fedshift_deploy.supernode import AWAY, BACK, FAILED, JOINED, POLL, Appended
 

@@ -16,10 +16,10 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResultStatus
 
-from fedshift.flower.chosen import APP
-from fedshift.flower.notices import NOTICES
+from fedshift_deploy.chosen import APP
 from fedshift_deploy.forking import CAN_FORK
 from fedshift_deploy.inside import Launcher
+from fedshift_deploy.notices import NOTICES
 from support.loopback import gone
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="copied on Linux, without FEDSHIFT_PLAIN")
@@ -164,7 +164,7 @@ def test_what_is_imported_may_be_copied(tmp_path: Path) -> None:
     code = (
         "import sys, threading\n"
         "from fedshift_deploy.forking import import_what_tasks_need\n"
-        "from fedshift.flower.chosen import APP, chosen, imported\n"
+        "from fedshift_deploy.chosen import APP, chosen, imported\n"
         "from fedshift_deploy.inside import CLIENTAPP, command_of\n"
         "import_what_tasks_need(lambda: command_of(CLIENTAPP))\n"
         "names = 'fedshift_deploy.machines.deployed', 'flwr.supernode.runtime.run_clientapp'\n"

@@ -18,12 +18,12 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResultStatus
 
 from fedshift.errors import InputError
-from fedshift.flower.chosen import APP, CHOICES, SITE, imported
-from fedshift.flower.notices import NOTICES
+from fedshift_deploy.chosen import APP, CHOICES, SITE, imported
 from fedshift_deploy.forking import CAN_FORK
 from fedshift_deploy.inside import Launcher
 from fedshift_deploy.joining import node_command
 from fedshift_deploy.machines.deployed import site_of
+from fedshift_deploy.notices import NOTICES
 from fedshift_deploy.place import make_place
 from support.loopback import loopback
 from support.small_runs import text_of

@@ -19,10 +19,10 @@ from fedshift.errors import InputError
 from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.on_flower import configured_site
 from fedshift.flower import LocalGrid, client_app, routing
-from fedshift.flower.chosen import CHOICES, SITE
 from fedshift.flower.client import partition
 from fedshift.recipes import Setting, fedavg
 from fedshift.router.parts import folds_of
+from fedshift_deploy.chosen import CHOICES, SITE
 from fedshift_deploy.machines import deployed
 from fedshift_deploy.sites import gathering
 from fedshift_deploy.sites.asking import Sites

@@ -233,7 +233,7 @@ def test_reading_runs_nothing(tmp_path: Path) -> None:
         (tmp_path / name).write_text(MARK + (tmp_path / name).read_text())
     config, _ = load_with_source(path)
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-    from fedshift.flower.chosen import CHOICES, SITE
+    from fedshift_deploy.chosen import CHOICES, SITE
     from fedshift_deploy.machines.deployable import configured as by_message
     from fedshift_deploy.machines.deployed import site_of
 

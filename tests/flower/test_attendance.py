@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -15,14 +13,13 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import Error, Message
 
-from fedshift.cli.console import PlainProgress
 from fedshift.experiments.on_flower import configured_site
 from fedshift.flower import LocalGrid, client_app, waiting
 from fedshift.record.folder import read_run
 from fedshift.report.page import page
-from fedshift_deploy.machines import awaited, deployed
-from support.own_sites import deploy as deploy_sites
-from support.own_sites import joined, places, resolved
+from fedshift_deploy.machines import awaited
+from support.federation_grid import events_in, serve
+from support.own_sites import deploy, joined, places, resolved
 from support.small_runs import text_of
 
 
@@ -49,26 +46,6 @@ class Named(LocalGrid):
         ]
 
 
-def play(grid: LocalGrid, text: str, out: Path, **more: Any) -> list[Event]:
-    """Run the deployed app's server; return its events."""
-    given = {"experiment": text, "out": str(out), "patience": 5.0, "timeout": 7.0, **more}
-    deployed.server_app(grid, SimpleNamespace(run_config=given))  # type: ignore[arg-type]
-    return events_in(out)
-
-
-def events_in(out: Path) -> list[Event]:
-    return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-
-
-def lines_of(events: Iterable[Event], capsys: pytest.CaptureFixture[str]) -> str:
-    """The lines shown for events where stderr is no terminal."""
-    capsys.readouterr()
-    progress = PlainProgress()
-    for event in events:
-        progress(event)
-    return capsys.readouterr().err
-
-
 class Coming(Named):
     """The clients connect one after the other, with some polls between them."""
 
@@ -81,38 +58,34 @@ class Coming(Named):
 
 @pytest.mark.slow
 def test_missing_clients_are_named_as_they_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "SOON", 0.0)
     text = brief()
-    waits = [e for e in play(Coming(text), text, tmp_path / "run") if e["event"] == "waiting"]
+    waits = [e for e in serve(Coming(text), text, tmp_path / "run") if e["event"] == "waiting"]
     assert [(e["done"], e["of"], e["missing"]) for e in waits] == [
         (2, 3, ["client-2"]), (3, 3, []),
     ]  # fmt: skip
-    shown = lines_of(waits, capsys)
-    assert "2 of 3 clients are connected; waiting for client-2\n" in shown
     # The control: with all clients present there is no event.
-    assert not [e for e in play(Named(text), text, tmp_path / "two") if e["event"] == "waiting"]
+    assert not [e for e in serve(Named(text), text, tmp_path / "two") if e["event"] == "waiting"]
 
 
-def test_a_wait_without_a_change_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("of", "sees", "told"),
+    [
+        (3, [(float(t), {7}) for t in range(40)], [1]),  # once, without a change
+        (50, [(n / 50, range(n)) for n in range(51)], [1, 50]),  # all within a second
+    ],
+)
+def test_a_wait_is_few_events(
+    of: int, sees: Any, told: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     events, now = list[Event](), [0.0]
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
-    attendance = waiting.Attendance(3, events.append)
-    for second in range(40):
-        now[0] = float(second)
-        attendance.see({7}, lambda: ["client-1", "client-2"])
-    assert [e["missing"] for e in events] == [["client-1", "client-2"]]
-
-
-def test_fifty_clients_at_once_are_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    events, now = list[Event](), [0.0]
-    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
-    attendance = waiting.Attendance(50, events.append)
-    for n in range(51):
-        now[0] = n / 50
-        attendance.see(range(n), list)
-    assert [e["done"] for e in events] == [1, 50]
+    attendance = waiting.Attendance(of, events.append)
+    for now[0], present in sees:
+        attendance.see(present, list)
+    assert [e["done"] for e in events] == told
 
 
 class Late(Named):
@@ -133,19 +106,14 @@ class Late(Named):
 
 
 @pytest.mark.slow
-def test_late_joiners_and_refusals_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_late_joiners_and_refusals_are_reported(tmp_path: Path) -> None:
     """The audit of the clients' claims is renewed, too."""
     text = brief()
-    events = play(Late(text), text, tmp_path / "run", patience=0.1, min_clients=2)
+    events = serve(Late(text), text, tmp_path / "run", patience=0.1, min_clients=2)
     late = [e for e in events if e["event"] in ("joined", "refused")]
     assert [(e["event"], e.get("client"), e.get("round")) for e in late] == [
         ("refused", None, None), ("joined", 2, 2),
     ]  # fmt: skip
-    shown = lines_of(late, capsys)
-    assert "client 2 has joined, and takes part from round 2\n" in shown
-    assert "client-3 has joined late, and cannot take part: it has the key of client-3" in shown
     order = [e["event"] for e in events if e["event"] in ("claims", "round", "evaluation")]
     assert order[:4] == ["claims", "round", "evaluation", "claims"]
 
@@ -169,32 +137,29 @@ class Silent(Named):
 
 
 @pytest.mark.slow
-def test_scores_that_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They cause an event and a line with the reason, in the report and beside the estimate."""
+def test_scores_that_are_missing(tmp_path: Path) -> None:
+    """They cause an event with the reason, and are named in the report and by the estimate."""
     text = brief()
-    events = play(Silent(text), text, tmp_path / "run")
+    events = serve(Silent(text), text, tmp_path / "run")
     missed = [e for e in events if e["event"] == "unscored"]
     assert [(e["round"], e["client"], e["kind"], e["reason"]) for e in missed] == [
         (1, 0, "error", "the disk is on fire"),
         (1, 1, "timeout", "no answer within 7 s"),
         (2, 2, "lost", "its node is not connected"),
     ]  # fmt: skip
-    shown = lines_of(events, capsys)
-    assert "round 1: no scores of client 1 (timeout): no answer within 7 s\n" in shown
     evaluations = [e for e in events if e["event"] == "evaluation"]
     assert [e.get("scored_by") for e in evaluations] == ["1 of 3 clients", "2 of 3 clients"]
-    assert re.search(r"est\. [\d.]+% of 2 of 3 clients\n", shown)
     drawn = page([read_run(tmp_path / "run")])
     assert "no scores: no answer in time" in drawn
     assert not [e for e in events if e["event"] == "round" and e.get("dropped")]
     # The control: where all score, nothing of that.
-    events = play(Named(text), text, tmp_path / "two")
+    events = serve(Named(text), text, tmp_path / "two")
     assert not [e for e in events if e["event"] == "unscored" or "scored_by" in e]
 
 
 @pytest.mark.slow
 def test_answers_about_data_and_scores_of_sites(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scores may take as long as a round; a site without them is named, and ends no run."""
     monkeypatch.setattr(awaited, "LONG", 0.0)
@@ -213,7 +178,7 @@ def test_answers_about_data_and_scores_of_sites(
         return handle
 
     out = tmp_path / "run"
-    deploy_sites(monkeypatch, places(tmp_path / "c", joined()), out, resolved(tmp_path), failing)
+    deploy(monkeypatch, places(tmp_path / "c", joined()), out, resolved(tmp_path), failing)
     events = events_in(out)
     assert [e["what"] for e in events if e["event"] == "waiting"][:4] == [
         "have sent label counts and columns' ranges",
@@ -223,5 +188,3 @@ def test_answers_about_data_and_scores_of_sites(
     ]
     missed = {(e["round"], e["client"], e["kind"]) for e in events if e["event"] == "unscored"}
     assert missed == {(1, 1, "error"), (2, 1, "error")}
-    lines = lines_of(events, capsys)
-    assert "round 2: no scores of east (error): the disk is on fire\n" in lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +23,7 @@ from fedshift.experiments.task.preparing import prepare
 from fedshift.router.route import Router
 from fedshift_deploy.machines import awaited
 from fedshift_deploy.sites.own_model import load_own_model
-from support.federation_grid import Dies, Watched, here, served
+from support.federation_grid import Dies, Watched, events_in, here, served, summary_of
 
 # Of the last round's own models; the others of served.csv need all models in one place.
 OWN = ("average_accuracy", "worst_accuracy", "oracle_routed", "router_accuracy")
@@ -111,12 +110,9 @@ def test_own_models_have_the_accuracies_of_one_process(runs: tuple[Path, Path, W
     one, there, _ = (served(run) if isinstance(run, Path) else {} for run in runs)
     assert {name: there[name] for name in OWN} == {name: one[name] for name in OWN}
     assert there["vote_accuracy"] is there["routed_posterior"] is there["system_accuracy"] is None
-    summary = json.loads((runs[1] / "summary.json").read_text())
-    assert (
-        summary["serving"]["client_accuracy"]
-        == json.loads((runs[0] / "summary.json").read_text())["serving"]["client_accuracy"]
-    )
-    assert any("stayed at its site" in sentence for sentence in summary["why"])
+    alone, sites = summary_of(runs[0]), summary_of(runs[1])
+    assert sites["serving"]["client_accuracy"] == alone["serving"]["client_accuracy"]
+    assert any("stayed at its site" in sentence for sentence in sites["why"])
 
 
 @pytest.mark.slow
@@ -134,83 +130,64 @@ def test_a_server_that_dies_while_the_router_is_fitted(
 
 
 @pytest.mark.slow
-def test_by_moments_alone(runs: tuple[Path, Path, Watched], tmp_path: Path) -> None:
+def test_by_moments_alone(
+    runs: tuple[Path, Path, Watched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few messages; the events name what the server waits for."""
+    monkeypatch.setattr(awaited, "LONG", 0.0)
     grid = Watched(experiment(), tmp_path / "run", tmp_path / "kept", refit=False)
     out = grid.serve()
     assert grid.about_routers <= 4
     x = torch.rand(50, 1, 28, 28)
     assert same(load_router(out, fit="moment"), load_router(runs[1], fit="moment"), x)
-    with pytest.raises(InputError, match='no fit "refitted"; there is moment'):
-        load_router(out, fit="refitted")
-    with pytest.raises(InputError, match='fit "momnet"'):
-        load_router(out, fit="momnet")  # type: ignore[arg-type]
-
-
-@pytest.mark.slow
-def test_what_the_server_waits_for_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(awaited, "LONG", 0.0)
-    out = Watched(experiment(), tmp_path / "run", tmp_path / "kept", refit=False).serve()
-    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    waits = [e["what"] for e in events if e["event"] == "waiting"]
+    for absent in ("refitted", "momnet"):
+        with pytest.raises(InputError, match=f'fit "{absent}"'):
+            load_router(out, fit=absent)  # type: ignore[arg-type]
+    waits = [e["what"] for e in events_in(out) if e["event"] == "waiting"]
     assert {"have registered", "have scored round 2"} <= {*waits}
-    assert [text for text in waits if "router" in text][:2] == [
-        f"have answered message {n} of the router's fits" for n in (1, 2)
-    ]
+    assert any("message 2 of the router's fits" in text for text in waits)
 
 
-@pytest.mark.slow
-def test_a_client_that_is_gone_or_sends_nonsense(tmp_path: Path) -> None:
-    """The run ends well, without a refit, and says why."""
+def changed(change: Any) -> type[Watched]:
+    """A grid on which the first answer about routers is another one."""
 
-    class Fewer(Watched):
+    class Changed(Watched):
         def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
             sent = list(messages)
-            if sent[0].metadata.message_type == "query.router":
+            if sent[0].metadata.message_type == "query.router" and change is None:
                 self.absent.add(sent[1].metadata.dst_node_id)
-            return super().send_and_receive(sent, **given)
-
-    out = Fewer(experiment(), tmp_path / "gone", tmp_path / "kept").serve()
-    summary = json.loads((out / "summary.json").read_text())
-    assert any("no refitted layer: clients [1] did not answer" in why for why in summary["why"])
-    assert any("no moment layer: clients [1] are not connected" in why for why in summary["why"])
-    assert not (out / "router.safetensors").exists()
-    with pytest.raises(DataError, match="missing: this run has no refit"):
-        load_router(out, fit="moment")
-    assert load_router(out).clients == [0, 1, 2]
-
-    class Odd(Watched):
-        def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
-            replies = super().send_and_receive(messages, **given)
-            for reply in replies[:1]:
-                records = reply.content.array_records
-                if "answer.0" in records:
-                    del reply.content["answer.0"]
+            replies = super().send_and_receive(sent, **given)
+            if change is not None and "answer.0" in replies[0].content.array_records:
+                change(replies[0].content)
             return replies
 
-    out = Odd(experiment(), tmp_path / "odd", tmp_path / "kept2").serve()
-    summary = json.loads((out / "summary.json").read_text())
-    assert any("no moment layer: client 2 sent [], not ['n'" in why for why in summary["why"])
+    return Changed
+
+
+def tripled(content: Any) -> None:
+    answer = content["answer.0"].to_torch_state_dict()
+    more = {k: v * 3 if k == "n" else v for k, v in answer.items()}
+    content["answer.0"] = ArrayRecord(more)
 
 
 @pytest.mark.slow
-def test_a_client_that_claims_moments_of_more_examples(tmp_path: Path) -> None:
-    """It would count for more in the router: the layer is left out, with the reason."""
-
-    class Liar(Watched):
-        def send_and_receive(self, messages: Iterable[Message], **given: Any) -> list[Message]:
-            replies = super().send_and_receive(messages, **given)
-            records = replies[0].content.array_records
-            if "answer.0" in records:
-                answer = records["answer.0"].to_torch_state_dict()
-                more = ArrayRecord({k: v * 3 if k == "n" else v for k, v in answer.items()})
-                replies[0].content["answer.0"] = more
-            return replies
-
-    out = Liar(experiment(), tmp_path / "liar", tmp_path / "kept").serve()
-    summary = json.loads((out / "summary.json").read_text())
-    assert any("client 2 sent sums of more examples than it has" in why for why in summary["why"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (None, "no moment layer: clients [1] are not connected"),
+        (lambda content: content.pop("answer.0"), "no moment layer: client 2 sent []"),
+        (tripled, "client 2 sent sums of more examples than it has"),  # it would count for more
+    ],
+)
+def test_a_client_that_is_gone_or_lies(change: Any, words: str, tmp_path: Path) -> None:
+    """The run ends well, without the layer, and says why."""
+    out = changed(change)(experiment(), tmp_path / "run", tmp_path / "kept").serve()
+    assert any(words in why for why in summary_of(out)["why"])
+    if change is None:
+        assert not (out / "router.safetensors").exists()
+        with pytest.raises(DataError, match="no refit"):
+            load_router(out, fit="moment")
+    assert load_router(out).clients == [0, 1, 2]
 
 
 @pytest.mark.slow

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import tomllib
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,28 +18,27 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
-from fedshift import estimate_target_accuracy
+from fedshift import estimate_target_accuracy, pals_weights
 from fedshift.cli.app import app
 from fedshift.cli.ending import perform
-from fedshift.data import Examples
+from fedshift.data import Examples, label_counts
 from fedshift.evaluation.scores import score
 from fedshift.experiments.config.load import dumps, validate
 from fedshift.experiments.config.schema import Config
-from fedshift.experiments.experiment import record
 from fedshift.experiments.folder.model_file import read_parts
-from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.on_flower import configured_site
 from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import LocalGrid, Site, client_app, play
-from fedshift.flower.chosen import CHOICES, SITE
 from fedshift.flower.rounds import overhear
 from fedshift.recipes import Setting
 from fedshift.record.folder import SERVING, read_run
 from fedshift.report.page import page
-from fedshift_deploy.machines import deployed
+from fedshift_deploy.chosen import CHOICES, SITE
 from support.every_method import MAKE
+from support.federation_grid import dealt, here, serve, served, summary_of
 from support.federations import SIZES, make_federation
 from support.flower_runs import sites, strategy_of
+from support.small_runs import text_of
 
 SHIFT = {"kind": "sparsity", "labels_per_client": 3, "clients": 3}
 
@@ -55,19 +54,6 @@ def config_of(method: str = "fedpals", shift: Any = SHIFT, **training: Any) -> C
     })  # fmt: skip
 
 
-def deploy(
-    text: str, out: Path, grid: LocalGrid, site: str = CHOICES[SITE]
-) -> list[dict[str, Any]]:
-    """Run the deployed app's server over a grid; return its events."""
-    given = {"experiment": text, "out": str(out), "patience": 5.0, "timeout": 5.0, "site": site}
-    deployed.server_app(grid, SimpleNamespace(run_config=given))  # type: ignore[arg-type]
-    return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-
-
-def dealt(text: str, clients: int = 3) -> LocalGrid:
-    return LocalGrid(client_app(partial(configured_site, text)), clients)
-
-
 def validating_site(text: str, client: int) -> Site:
     """A site that validates on its first 20 training examples, and client 2 on none."""
     site = configured_site(text, client)
@@ -79,19 +65,19 @@ def validating_site(text: str, client: int) -> Site:
 def test_the_estimate_is_of_what_clients_measured(tmp_path: Path) -> None:
     config = config_of()
     text, out = dumps(config), tmp_path / "run"
-    deploy(text, out, LocalGrid(client_app(partial(validating_site, text)), 3), "sites:own")
+    serve(LocalGrid(client_app(partial(validating_site, text)), 3), text, out, site="sites:own")
     model, task = prepare(config).model, prepare(config).task
     parts = read_parts(out / "model.safetensors")
     at = [score(model, parts["params"], parts["buffers"], validating_site(text, i).validation, 10)  # type: ignore
           for i in range(3)]  # fmt: skip
     right, total = (torch.stack([getattr(s, k) for s in at]) for k in ("correct", "total"))
     estimate = estimate_target_accuracy(right.numpy(), total.numpy(), task.target.numpy())
-    final = json.loads((out / "summary.json").read_text())["final"]
+    final = served(out)
     assert final["estimated_accuracy"] == pytest.approx(estimate.accuracy, rel=1e-12)
     rows = list(csv.DictReader((out / "clients.csv").open()))
     assert [row["n_validation"] for row in rows] == ["20", "20", "0"]
-    deploy(text, tmp_path / "dealt", dealt(text))  # the control
-    other = json.loads((tmp_path / "dealt" / "summary.json").read_text())["final"]
+    serve(dealt(text), text, tmp_path / "dealt")  # the control
+    other = served(tmp_path / "dealt")
     assert other["estimated_accuracy"] != final["estimated_accuracy"]
 
 
@@ -99,19 +85,43 @@ def test_the_estimate_is_of_what_clients_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keep", ["last", "best"])
 def test_the_same_examples_give_the_files_of_one_process(keep: str, tmp_path: Path) -> None:
     config = config_of("scaffold", keep=keep)
-    deploy(dumps(config), tmp_path / "there", dealt(dumps(config)))
-    (tmp_path / "here").mkdir()
-    record(tmp_path / "here", config, prepare(config), ignore_event)
+    serve(dealt(dumps(config)), dumps(config), tmp_path / "there", site=CHOICES[SITE])
+    here(dumps(config), tmp_path / "here")
     for name in ("summary.json", "metrics.csv", "clients.csv", "model.safetensors"):
         assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
     assert not (tmp_path / "here" / "deployment.json").exists()
-    there = page([read_run(tmp_path / "there")])
-    here = page([read_run(tmp_path / "here")])
-    sentence = (
-        "The clients scored the model on their own validation examples and sent sums by label."
-    )
-    assert (sentence in there, sentence in here) == (True, False)
-    assert "which it has itself" in here
+    pages = [page([read_run(tmp_path / name)]) for name in ("there", "here")]
+    assert ["sent sums by label" in one for one in pages] == [True, False]
+
+
+def smaller_site(text: str, client: int) -> Site:
+    """Half, a third or a quarter of what is dealt; client 1 cannot train on it."""
+    site = configured_site(text, client)
+    dealt, n = site.data, len(site.data.y) // (client + 2)
+    x = dealt.x[:n] * (torch.inf if client == 1 else 1.0)
+    return replace(site, data=dealt._replace(x=x, y=dealt.y[:n], w=dealt.w[:n]))
+
+
+@pytest.mark.slow
+def test_gap_and_tables_are_of_the_data_that_clients_have(tmp_path: Path) -> None:
+    text, out = text_of("fedpals"), tmp_path / "run"
+    events = serve(LocalGrid(client_app(partial(smaller_site, text)), 3), text, out)
+    counts = torch.stack([label_counts(smaller_site(text, i).data, 10) for i in range(3)]).numpy()
+    target = prepare(validate(tomllib.loads(text), text=text)).task.target.numpy()
+    left = pals_weights(counts[[0, 2]], target, ess=0.9)
+    distance = pytest.approx(float((left.residual**2).sum() ** 0.5))
+    first = next(event for event in events if event["event"] == "round")
+    assert [d["client"] for d in first["dropped"]] == [1]
+    assert first["gap"] == distance
+    # The weights of the rounds that were played: client 1 was in none.
+    rows = list(csv.DictReader((out / "clients.csv").open()))
+    assert [int(row["n"]) for row in rows] == counts.sum(1).tolist()
+    played = [left.weights[0], 0.0, left.weights[1]]
+    assert [float(row["weight"]) for row in rows] == pytest.approx(played)
+    summary = summary_of(out)
+    assert (summary["ess"], summary["distance"]) == (pytest.approx(left.ess), distance)
+    whole = pals_weights(counts, target, ess=0.9)  # the control: what it would have had
+    assert whole.weights[1] > 0.1
 
 
 class Leaving(LocalGrid):
@@ -136,7 +146,7 @@ def test_clients_that_drop_out_are_reported_and_recorded(
 ) -> None:
     monkeypatch.setenv(SERVING, "fedshift deploy server /f --host h --port 1")
     text, out = dumps(config_of()), tmp_path / "run"
-    events = deploy(text, out, Leaving(client_app(partial(configured_site, text)), 3))
+    events = serve(Leaving(client_app(partial(configured_site, text)), 3), text, out)
     lost = [e for e in events if e["event"] == "dropped"]
     assert [(e["round"], e["client"], e["kind"], e["reason"]) for e in lost] == [
         (1, 1, "error", "the disk is on fire"), (2, 2, "lost", "its node is not connected"),
@@ -152,17 +162,14 @@ def test_clients_that_drop_out_are_reported_and_recorded(
     rows = list(csv.DictReader((out / "clients.csv").open()))
     assert [float(row["weight"]) for row in rows] == pytest.approx(mean)
     assert rows[2]["n_validation"] == "0"  # it measured nothing after round 2
-    why = json.loads((out / "summary.json").read_text())["why"]
-    assert any("of 2 of 3 clients: none of the following measured the final model: 2." in w
-               for w in why)  # fmt: skip
+    assert any("of 2 of 3 clients" in why for why in summary_of(out)["why"])
 
     drawn = page([read_run(out)])
-    assert "Who dropped out" in drawn
     assert "the disk is on fire" in drawn
-    served = "fedshift deploy server /f --host h --port 1 --patience 5 --timeout 5"
-    assert served in drawn
+    command = "fedshift deploy server /f --host h --port 1 --patience 5 --timeout 7"
+    assert command in drawn
     assert perform(app, ["run", "--resume", str(out)]) == 2
-    assert f"a run of a federation; `{served} --resume" in capsys.readouterr().err
+    assert f"`{command} --resume" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -172,7 +179,7 @@ def test_the_audit_reads_what_clients_registered(
     """Client 0 claims a single label, and client 1 a size that differs from its data."""
     shift = {"kind": "dirichlet-per-client", "beta": 1.0, "clients": 12}
     text, out = dumps(config_of(shift=shift)), tmp_path / "run"
-    deploy(text, out, dealt(text, 12))
+    serve(dealt(text, 12), text, out, site=CHOICES[SITE])
     facts = json.loads((out / "deployment.json").read_text())
     sizes = list(facts["registered"]["n"])
     facts["registered"]["labels"][0] = [sizes[0], *[0] * 9]
@@ -188,13 +195,11 @@ def test_the_audit_reads_what_clients_registered(
     verdicts = [report["clients"][0]["verdict"] for report in (honest, lying)]
     assert verdicts == ["consistent", "inconsistent"]
 
+    (out / "deployment.json").write_text(json.dumps(facts | {"dealt": False}))
+    assert perform(app, audit) == 2
     del facts["registered"]["labels"]
     (out / "deployment.json").write_text(json.dumps(facts))
     assert perform(app, audit) == 2
-    assert "the clients registered sizes alone, since its method asks" in capsys.readouterr().err
-    (out / "deployment.json").write_text(json.dumps(facts | {"dealt": False}))
-    assert perform(app, audit) == 2
-    assert "its clients have data of their own" in capsys.readouterr().err
 
 
 class Slow(LocalGrid):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,10 +26,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedshift.flower import AlgorithmStrategy, LocalGrid, client_app, play
 from fedshift.flower.arriving import arrived
-from fedshift.flower.records import failure_of, to_record
-from fedshift.flower.rounds import answered
+from fedshift.flower.records import to_record
 from fedshift_deploy.machines import deployed
-from support.flower_runs import sites, strategy_of
+from support.flower_runs import Answering, sites, strategy_of
+
+Change = Callable[[RecordDict], None]
 
 
 @pytest.fixture
@@ -37,27 +38,17 @@ def federation(mlp: Model) -> Federation:
     return make_federation(mlp)
 
 
-def _npy(shape: str) -> bytes:
+def answering(algorithm: Any, federation: Federation, kind: str, change: Change) -> LocalGrid:
+    return Answering(client_app(sites(algorithm, federation)), len(SIZES), kind, change)
+
+
+def _npy(shape: str, version: bytes = b"\x01\x00") -> bytes:
     """Eight bytes of numbers under a header with this shape."""
     header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
-    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(8)
+    return b"\x93NUMPY" + version + len(header).to_bytes(2, "little") + header.encode() + bytes(8)
 
 
-class Answering(LocalGrid):
-    """A grid on which client 2's answers of one kind are changed."""
-
-    kind, change = "", staticmethod(lambda content: None)
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        for reply in super().send_and_receive(messages, timeout=timeout):
-            if (reply.metadata.message_type, reply.metadata.src_node_id) == (self.kind, 1014):
-                self.change(reply.content)
-            yield reply
-
-
-def without(*names: str) -> Callable[[RecordDict], None]:
+def without(*names: str) -> Change:
     def change(content: RecordDict) -> None:
         for name in names:
             del content[name]
@@ -65,44 +56,53 @@ def without(*names: str) -> Callable[[RecordDict], None]:
     return change
 
 
-def saying(name: str, **fields: Any) -> Callable[[RecordDict], None]:
+def saying(name: str, **fields: Any) -> Change:
     return lambda content: content[name].update(fields)
 
 
-def with_bytes(data: bytes) -> Callable[[RecordDict], None]:
-    def change(content: RecordDict) -> None:
-        content["table"]["n"] = Array("float64", (), "numpy.ndarray", data)
-
-    return change
+def row(name: str, value: Any) -> Change:
+    return lambda content: content["table"].update({name: Array(np.asarray(value))})
 
 
-REGISTERED = {
-    "nothing": (without("who", "table"), 'a message without "who": is the other side a fedshift'),
-    "no table": (without("table"), "its answer cannot be read: KeyError: 'table'"),
-    "a word for a number": (saying("who", client="two"), "its answer cannot be read: ValueError: "),
-    "no bytes": (with_bytes(b""), "an array that is not NumPy's"),
-    "a header of terabytes": (
-        with_bytes(_npy("(1099511627776,)")),
-        "an array of float64 (1099511627776,) in 8 bytes",
-    ),
-    "a failure without a reason": (
-        lambda content: content.update({"failure": ConfigRecord({"code": 7})}),
-        "it did not say why",
-    ),
+def with_bytes(data: bytes) -> Change:
+    array = Array("float64", (), "numpy.ndarray", data)
+    return lambda content: content["table"].update({"n": array})
+
+
+# A changed registration, and what the error names.
+REGISTERED: dict[str, tuple[Change, str]] = {
+    "nothing": (without("who", "table"), '"who"'),
+    "no table": (without("table"), "'table'"),
+    "a word for a number": (saying("who", client="two"), "ValueError"),
+    "no bytes": (with_bytes(b""), "not NumPy's"),
+    "a header of terabytes": (with_bytes(_npy("(1099511627776,)")), "1099511627776"),
+    "a long header": (with_bytes(_npy("(1,)" + " " * 60_000)), "a header of 60"),
+    "nested brackets": (with_bytes(_npy("(" * 9_000)), "not NumPy's"),
+    "another version": (with_bytes(_npy("()", b"\x02\x00")), "not NumPy's"),
+    "an archive": (with_bytes(b"PK\x05\x06" + bytes(18)), "not NumPy's"),
+    "a pickle": (with_bytes(b"\x80\x04N."), "not NumPy's"),
+    "an endless row": (row("labels", np.zeros(1 << 20)), "allowed: 100000 and 65584"),
+    "no reason": (lambda c: c.update({"failure": ConfigRecord({"code": 7})}), "did not say why"),
+    "another size": (row("n", 99.0), "16 labels for 99 examples"),
+    "a size below 0": (row("n", -1.0), '"n" = -1.0'),
+    "half an example": (row("n", 0.5), '"n" = 0.5'),
+    "endless examples": (row("n", np.inf), '"n" = inf'),
+    "trillions of examples": (row("n", 1e13), '"n" = 10000000000000.0'),
+    "labels that are no numbers": (row("labels", np.full(5, np.nan)), '"labels" = [nan, nan'),
+    "fewer labels": (row("labels", np.ones(4)), 'misshapen "labels"'),
 }
 
 
-@pytest.mark.parametrize("case", [pytest.param(v, id=k) for k, v in REGISTERED.items()])
-def test_registrations_that_cannot_be_read(
-    case: tuple[Any, str], setting: Setting, federation: Federation
+@pytest.mark.parametrize("case", REGISTERED)
+def test_registrations_that_are_refused(
+    case: str, setting: Setting, federation: Federation
 ) -> None:
     """Whatever arrives, there is one message, which names the node."""
-    algorithm = recipes.fedavg(setting)
-    grid = Answering(client_app(sites(algorithm, federation)), len(SIZES))
-    grid.kind, grid.change = "query.register", case[0]
-    with pytest.raises(InputError) as error:
+    (change, words), algorithm = REGISTERED[case], recipes.fedpals(setting, ess=0.9)
+    grid = answering(algorithm, federation, "query.register", change)
+    with pytest.raises(InputError, match=re.escape(words)) as error:
         strategy_of(algorithm, federation).begin(grid)
-    assert str(error.value).startswith(f"node 1014 cannot take part: {case[1]}")
+    assert str(error.value).startswith("node 1014 cannot take part: ")
 
 
 ODD = [float("inf"), float("nan"), -1]
@@ -123,9 +123,8 @@ def test_scores_that_are_none(
     def site(i: int) -> Any:
         return replace(good(i), validation=Examples(good(i).data.x, good(i).data.y))
 
-    grid = Answering(client_app(site), len(SIZES))
-    grid.kind = "evaluate"
-    grid.change = saying("score", **{name: [value] * 5 if name == "correct" else value})
+    change = saying("score", **{name: [value] * 5 if name == "correct" else value})
+    grid = Answering(client_app(site), len(SIZES), "evaluate", change)
     strategy = strategy_of(algorithm, federation, evaluates=lambda t: True)
     list(play(strategy, grid, 1))
     assert sorted(strategy.scores) == [0, 1, 3, 4, 5]
@@ -148,64 +147,24 @@ def test_disconnected_clients_are_asked_for_no_score(
     assert {one.metadata.ttl for one in sent} == {77.0}
 
 
-ROWS = [
-    ("n", np.array(99.0), "client 2 registered 16 labels for 99 examples"),
-    ("n", np.array(-1.0), 'client 2 registered with "n" = -1.0: no counts'),
-    ("n", np.array(0.5), 'client 2 registered with "n" = 0.5: no counts'),
-    ("n", np.array(np.inf), 'client 2 registered with "n" = inf: no counts'),
-    ("n", np.array(1e13), 'client 2 registered with "n" = 10000000000000.0: no counts'),
-    ("labels", np.full(5, np.nan), 'client 2 registered with "labels" = [nan, nan'),
-    ("labels", np.ones(4), 'client 2 registered with a misshapen "labels"'),
-]
-
-
-@pytest.mark.parametrize(("name", "row", "message"), ROWS)
-def test_rows_that_are_no_counts(
-    name: str, row: Any, message: str, setting: Setting, federation: Federation
-) -> None:
-    algorithm = recipes.fedpals(setting, ess=0.9)
-    grid = Answering(client_app(sites(algorithm, federation)), len(SIZES))
-    grid.kind = "query.register"
-    grid.change = lambda content: content["table"].update({name: Array(row)})
-    with pytest.raises(InputError) as error:
-        strategy_of(algorithm, federation).begin(grid)
-    assert str(error.value).startswith(message)
-
-
-class Swelling(LocalGrid):
-    """A grid on which client 2's updates are larger by some bytes."""
-
-    more = 0
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        for reply in super().send_and_receive(messages, timeout=timeout):
-            kind, node = reply.metadata.message_type, reply.metadata.src_node_id
-            if kind == "train" and node == 1014 and self.more:
-                more = np.zeros(self.more, np.uint8)
-                reply.content["more"] = ArrayRecord({"zeros": Array(more)})
-            yield reply
-
-
 def test_replies_are_bounded_by_the_model(setting: Setting, federation: Federation) -> None:
     """Larger replies are not decoded; the limit is a multiple of the model's size, plus 1 MiB."""
     algorithm = recipes.fedavg(setting)
     size = sum(v.nbytes for v in (federation.params | federation.buffers).values())
 
     def reason(more: int, times: float) -> str:
-        grid = Swelling(client_app(sites(algorithm, federation)), len(SIZES))
-        grid.more = more
+        zeros = ArrayRecord({"zeros": Array(np.zeros(more, np.uint8))})
+        grid = answering(algorithm, federation, "train", lambda c: c.update({"more": zeros}))
         strategy = strategy_of(algorithm, federation, gate=Gate(max_reply=times))
         (played,) = play(strategy, grid, 1)
         assert [client for client, *_ in played.dropped] == [2]
         return played.dropped[0].reason
 
     limit = (1 << 20) + 8 * size
-    assert re.fullmatch(rf"\d+ arrays of \d+ bytes; allowed: 100000 and {limit}", reason(limit, 8))
+    assert reason(limit, 8).endswith(f"allowed: 100000 and {limit}")
     # Control: with a larger factor it is decoded, and refused for what it is.
-    assert "different" in reason(limit, 10_000) or "non-finite" in reason(limit, 10_000)
-    with pytest.raises(InputError, match="max_reply must be more than 0"):
+    assert '"more' in reason(limit, 10_000)
+    with pytest.raises(InputError, match="max_reply"):
         Gate(max_reply=0.0)
 
 
@@ -218,14 +177,12 @@ def test_statistics_that_no_reply_may_have_are_refused_before_round_1() -> None:
     def begun(gate: Gate) -> AlgorithmStrategy:
         return AlgorithmStrategy(method, clients=3, classes=3, gate=gate)
 
-    message = r"have 3,849,624 bytes, and the server takes \d.*; give training.max_reply = \d+, or"
-    with pytest.raises(InputError, match=message) as refused:
+    with pytest.raises(InputError, match="3,849,624 bytes") as refused:
         begun(Gate())
     least = float(re.findall(r"max_reply = (\d+)", str(refused.value))[0])
     begun(Gate(max_reply=least))  # the cure is one
-    with pytest.raises(InputError, match="takes 1,000; give a model with fewer features"):
+    with pytest.raises(InputError, match="takes 1,000"):
         begun(Gate(max_reply=least, max_bytes=1000))
-    AlgorithmStrategy(recipes.fedavg(Setting(model, (1 / 3,) * 3)), clients=3, classes=3)
 
 
 def test_a_client_says_itself_that_its_reply_is_too_large(
@@ -241,21 +198,8 @@ def test_a_client_says_itself_that_its_reply_is_too_large(
 
     method = Wordy(**vars(inner))
     grid = LocalGrid(client_app(sites(method, federation)), len(SIZES))
-    with pytest.raises(TrainingError, match=r"client 0: its reply has 2,0.* raise training.max_re"):
+    with pytest.raises(TrainingError, match=r"client 0: its reply has 2,0.* training.max_reply"):
         next(play(strategy_of(method, federation), grid, 1))
-
-
-def test_registrations_are_bounded_by_the_number_of_classes(
-    setting: Setting, federation: Federation
-) -> None:
-    grid = Answering(client_app(sites(recipes.fedpals(setting, lam=0.0), federation)), len(SIZES))
-    grid.kind, long = "query.register", np.zeros(1 << 20)
-    grid.change = lambda content: content.update(  # type: ignore[method-assign]
-        table=ArrayRecord({"n": Array(np.zeros(())), "labels": Array(long)})
-    )
-    strategy = strategy_of(recipes.fedpals(setting, lam=0.0), federation)
-    with pytest.raises(InputError, match=r"2 arrays of \d+ bytes; allowed: 100000 and 65584"):
-        next(play(strategy, grid, 1))
 
 
 def test_what_clients_keep_is_shown_to_no_one(setting: Setting, federation: Federation) -> None:
@@ -263,33 +207,9 @@ def test_what_clients_keep_is_shown_to_no_one(setting: Setting, federation: Fede
     algorithm = recipes.ditto(setting)
     strategy = strategy_of(algorithm, federation)
     grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
-    with pytest.raises(TrainingError, match="does not show its state: No query function"):
+    with pytest.raises(TrainingError, match="No query function"):
         list(play(strategy, grid, 1, states=lambda t: True))
     grid = LocalGrid(deployed.client_app, 1)
     question = Message(RecordDict(), message_type="query.state", dst_node_id=1000)
     (reply,) = grid.send_and_receive([question])
     assert "No query function" in reply.error.reason
-
-
-@pytest.mark.parametrize(("seconds", "times"), [(1e-9, 1), (60.0, 4)])
-def test_failed_clients_are_asked_again_while_there_is_time(
-    seconds: float, times: int, setting: Setting, federation: Federation
-) -> None:
-    algorithm, clients = recipes.fedavg(setting), []
-    good = sites(algorithm, federation)
-
-    def site(i: int) -> Any:
-        clients.append(i)
-        if i == 2 and len(clients) > len(SIZES):
-            raise RuntimeError("no memory")
-        return good(i)
-
-    grid = LocalGrid(client_app(site), len(SIZES))
-    strategy = strategy_of(algorithm, federation)
-    messages = strategy.configure_train(1, to_record({}), ConfigRecord(), grid)
-    replies = answered(grid, messages, seconds, 3)
-    assert clients[len(SIZES) :].count(2) == times
-    assert len(replies) == len(SIZES)
-    assert [failure_of(reply) for reply in replies if failure_of(reply)] == [
-        "RuntimeError: no memory"
-    ]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -27,43 +26,15 @@ from support.federations import SIZES, make_clients, make_federation
 from support.rounds import last
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from flwr.app import Message, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import RecordDict
 
-from fedshift.flower import LocalGrid, client_app, play
+from fedshift.flower import LocalGrid, Site, client_app, play
 from fedshift.flower.installed import TRIED, put_in_place
 from fedshift.flower.records import parts_of, to_records
 from fedshift.tree import Parts
-from support.flower_runs import differing_tensors, sites, strategy_of
+from support.flower_runs import Answering, differing_tensors, sites, strategy_of
 
 Forge = Callable[[Parts], Parts]
-
-
-class Unruly(LocalGrid):
-    """A grid whose clients send changed replies, or none."""
-
-    def __init__(self, app: ClientApp, clients: int, forge: dict[int, Forge | None]) -> None:
-        super().__init__(app, clients)
-        self.forge = forge
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        for reply in super().send_and_receive(messages, timeout=timeout):
-            node = reply.metadata.src_node_id
-            client = int(self.contexts[node].node_config["partition-id"])
-            if client not in self.forge or reply.metadata.message_type != "train":
-                yield reply
-                continue
-            forge = self.forge[client]
-            if forge is not None:
-                forged = to_records(forge(parts_of(reply.content)))
-                reply.content = RecordDict({**forged, "run": reply.content["run"]})
-                yield reply
-
-
-def with_delta(name: str, value: torch.Tensor) -> Forge:
-    return lambda update: {**update, "delta": {**update["delta"], name: value}}
 
 
 @pytest.fixture
@@ -71,55 +42,56 @@ def federation(mlp: Model) -> Federation:
     return make_federation(mlp)
 
 
+def unruly(algorithm: Any, federation: Federation, forge: Forge | None) -> LocalGrid:
+    """A grid on which client 2 sends changed updates, or none."""
+
+    def change(content: RecordDict) -> None:
+        assert forge is not None
+        forged = to_records(forge(parts_of(content)))
+        run_ = content["run"]
+        content.clear()
+        content.update({**forged, "run": run_})
+
+    app = client_app(sites(algorithm, federation))
+    return Answering(app, len(SIZES), "train", None if forge is None else change)
+
+
+def with_delta(value: torch.Tensor) -> Forge:
+    return lambda update: {**update, "delta": {**update["delta"], "head.bias": value}}
+
+
 TROUBLE: dict[str, tuple[Forge | None, str]] = {
     "silent": (None, "no answer in time"),
-    "not finite": (
-        with_delta("head.bias", torch.full((5,), torch.nan)),
-        'client 3 sent non-finite numbers in "delta/head.bias"',
-    ),
-    "misshapen": (
-        with_delta("head.bias", torch.zeros(7)),
-        'client 3 sent "delta/head.bias" as torch.float32 (7,), expected torch.float32 (5,)',
-    ),
-    "of another type": (
-        with_delta("head.bias", torch.zeros(5).double()),
-        'client 3 sent "delta/head.bias" as torch.float64 (5,)',
-    ),
-    "with more in it": (
-        lambda u: {**u, "extra": {"v": torch.zeros(1)}},
-        'client 3 sent an update with a different "extra"',
-    ),
+    "not finite": (with_delta(torch.full((5,), torch.nan)), '"delta/head.bias"'),
+    "misshapen": (with_delta(torch.zeros(7)), '"delta/head.bias"'),
+    "of another type": (with_delta(torch.zeros(5).double()), '"delta/head.bias"'),
+    "with more in it": (lambda u: {**u, "extra": {"v": torch.zeros(1)}}, '"extra"'),
     "in another's name": (
         lambda u: {**u, "report": {**u["report"], "id": torch.tensor(1)}},
-        "client 3 says that it is client 1",
+        "client 1",
     ),
 }
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("forge", [pytest.param(v, id=k) for k, v in TROUBLE.items()])
+@pytest.mark.parametrize("case", TROUBLE)
 def test_a_client_that_sends_nothing_useful_drops_out(
-    forge: tuple[Forge | None, str],
-    setting: Setting,
-    federation: Federation,
-    caplog: pytest.LogCaptureFixture,
+    case: str, setting: Setting, federation: Federation
 ) -> None:
-    """The round is that of the clients present, weighed as if 3 had not been drawn."""
+    """The round is that of the clients present, weighed as if 2 had not been drawn."""
+    (forge, words), reported = TROUBLE[case], list[Any]()
     algorithm = recipes.fedpals(setting, ess=0.9)
-    grid = Unruly(client_app(sites(algorithm, federation)), len(SIZES), {3: forge[0]})
-    with caplog.at_level(logging.WARNING, "fedshift.flower"):
-        played = last(play(strategy_of(algorithm, federation), grid, 1))
-    assert [one.client for one in played.dropped] == [3]
-    assert played.dropped[0].reason.startswith(forge[1])
-    assert f"round 1: client 3 dropped out: {forge[1]}" in caplog.text
-    others = torch.tensor([0, 1, 2, 4, 5])
+    strategy = strategy_of(algorithm, federation, dropping=lambda *one: reported.append(one))
+    played = last(play(strategy, unruly(algorithm, federation, forge), 1))
+    ((t, dropped),) = reported
+    assert (t, played.dropped, dropped.client) == (1, (dropped,), 2)
+    assert words in dropped.reason
     server = start(algorithm, federation).server
-    here = play_round(algorithm, federation, server, {}, others, 1)
+    here = play_round(algorithm, federation, server, {}, torch.tensor([0, 1, 3, 4, 5]), 1)
     assert torch.equal(played.weights, here.weights)
     assert differing_tensors(here._replace(states={}), played) == []
-    assert differing_tensors(
-        last(run(algorithm, federation, 1))._replace(states={}), played
-    )  # the control
+    everyone = last(run(algorithm, federation, 1))._replace(states={})
+    assert differing_tensors(everyone, played)  # the control
 
 
 def test_a_client_that_fails_keeps_what_it_had(setting: Setting, federation: Federation) -> None:
@@ -152,115 +124,88 @@ def test_a_node_that_is_gone_is_not_weighed(setting: Setting, federation: Federa
     strategy.begin(grid)
     grid.absent = {1000, 1007}
     played = last(play(strategy, grid, 1))
-    assert played.dropped == tuple((i, "its node is not connected", "lost") for i in (0, 1))
+    assert [(one.client, one.kind) for one in played.dropped] == [(0, "lost"), (1, "lost")]
     server = start(algorithm, federation).server
     here = play_round(algorithm, federation, server, {}, torch.arange(2, 6), 1)
     assert differing_tensors(here._replace(states={}), played) == []
     grid.absent = set(grid.contexts)
-    with pytest.raises(TrainingError, match="round 2: none of 6 clients sent an update that can"):
+    with pytest.raises(TrainingError, match="round 2: none of 6 clients"):
         last(play(strategy, grid, 2))
 
 
-def test_one_odd_client_does_not_make_the_others_odd(
-    setting: Setting, federation: Federation
-) -> None:
-    """Client 0 replies first; it is the odd one, not the five others."""
-    algorithm = recipes.scaffold(setting)
-    forge = {0: lambda u: {**u, "control": {**u["control"], "head.bias": torch.zeros(2)}}}
-    grid = Unruly(client_app(sites(algorithm, federation)), len(SIZES), forge)
-    played = last(play(strategy_of(algorithm, federation), grid, 1))
-    assert [one.client for one in played.dropped] == [0]
-
-
-def test_a_round_without_any_answer_ends_the_run(setting: Setting, federation: Federation) -> None:
+def test_rounds_that_end_a_run(setting: Setting, federation: Federation) -> None:
+    """All clients diverge; and a cap of 0.2 that six clients can share, but not four."""
     algorithm = recipes.fedavg(replace(setting, local=Local(lr=1e30, epochs=4, batch=8)))
     grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
-    message = "round 1: none of 6 clients sent an update that can be used; client 0: client 0 sent"
-    with pytest.raises(TrainingError, match=message):
+    with pytest.raises(TrainingError, match="round 1: none of 6 clients"):
         last(play(strategy_of(algorithm, federation), grid, 1))
-
-
-def test_no_weights_over_those_that_are_left(setting: Setting, federation: Federation) -> None:
-    """Six clients can share a cap of 0.2, four cannot."""
     algorithm = recipes.fedpals(setting, lam=5.0, cap=0.2)
-    grid = Unruly(client_app(sites(algorithm, federation)), len(SIZES), {1: None, 2: None})
-    with pytest.raises(TrainingError, match=r"round 1: clients \[0, 3, 4, 5\] are left, and there"):
-        last(play(strategy_of(algorithm, federation), grid, 1))
+    capped, strategy = unruly(algorithm, federation, None), strategy_of(algorithm, federation)
+    strategy.begin(capped)
+    capped.absent = {1000}
+    with pytest.raises(TrainingError, match=r"round 1: clients \[1, 3, 4, 5\] are left"):
+        last(play(strategy, capped, 1))
 
 
-def refused(
-    algorithm: Any, federation: Federation, site: Any = None, nodes: Any = None, **given: Any
-) -> str:
-    """The error for a federation that the server cannot work with."""
+def begun(algorithm: Any, federation: Federation, site: Any = None, **given: Any) -> None:
+    nodes = given.pop("nodes", None)
     app = client_app(site or sites(algorithm, federation))
     grid = LocalGrid(app, len(federation.clients), partitions=nodes)
-    with pytest.raises(InputError) as error:
-        strategy_of(algorithm, federation, **given).begin(grid)
-    return str(error.value)
+    strategy_of(algorithm, federation, **given).begin(grid)
 
 
-def test_too_few_nodes(setting: Setting, federation: Federation) -> None:
-    message = refused(recipes.fedavg(setting), federation, nodes={0: 0, 1: 1, 2: 2, 3: 3})
-    assert message == (
-        "4 of 6 clients are connected after 0.1 s; start the others, or expect fewer"
-    )
+# What is given in place of six clients that fit, and what the error names.
+FEDERATIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "too few nodes": ({"nodes": {0: 0, 1: 1, 2: 2, 3: 3}}, "4 of 6 clients are connected"),
+    "two of one partition": (
+        {"nodes": {**{i: i for i in range(5)}, 5: 4}},
+        "node 1028 and node 1035 both have partition-id 4",
+    ),
+    "more classes": ({"classes": 3}, "the server expects 3 classes"),
+    "a cohort of too many": ({"cohort": 7, "seeds": Seeds()}, "a cohort of 7 clients from 6"),
+    "too few to begin": ({"min_clients": 0}, "min_clients=0"),
+    "too many to begin": ({"min_clients": 7}, "min_clients=7"),
+    "no time": ({"timeout": 0.0}, "timeout=0.0"),
+    "no method": ({"algorithm": make_clients()[0]}, "algorithm"),
+    "half a client": ({"clients": 3.0}, "clients"),
+    "classes in words": ({"classes": "5"}, "classes"),
+    "a flag as a cohort": ({"cohort": True}, "cohort"),
+    "no seeds": ({"seeds": 0}, "seeds"),
+    "no gate": ({"gate": "drop"}, "gate"),
+}
 
 
-class Registered(LocalGrid):
-    """Nodes that operators have named."""
-
-    def get_nodes(self) -> Any:
-        return [SimpleNamespace(node_id=n, name=f"site-{n}") for n in self.get_node_ids()]
-
-
-def test_connected_clients_are_named(setting: Setting, federation: Federation) -> None:
-    algorithm = recipes.fedavg(setting)
-    grid = Registered(client_app(sites(algorithm, federation)), 6, partitions={0: 0, 2: 2})
-    with pytest.raises(InputError, match=r"2 of 6 .* after 0\.1 s \(site-1000, site-1014\); start"):
-        strategy_of(algorithm, federation).begin(grid)
+@pytest.mark.parametrize("case", FEDERATIONS)
+def test_federations_that_are_refused(case: str, setting: Setting, federation: Federation) -> None:
+    wrong, words = FEDERATIONS[case]
+    right: dict[str, Any] = {"algorithm": recipes.fedavg(setting), "federation": federation}
+    begun(**right)  # the control
+    with pytest.raises(InputError, match=re.escape(words)):
+        begun(**(right | wrong))
 
 
-def test_two_nodes_of_one_partition(setting: Setting, federation: Federation) -> None:
-    nodes = dict.fromkeys(range(6)) | {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 4}
-    assert refused(recipes.fedavg(setting), federation, nodes=nodes) == (
-        "node 1028 and node 1035 both have partition-id 4; give each node one of its own"
-    )
-
-
-def test_a_partition_that_does_not_exist(setting: Setting, federation: Federation) -> None:
-    algorithm = recipes.fedavg(setting)
-    many = make_federation(setting.model, make_clients(sizes=(9, 9, 9, 9, 9, 9, 9, 9)))
-    nodes = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 7}
-    assert refused(algorithm, federation, sites(algorithm, many), nodes) == (
-        "node 1035 has partition-id 7; with 6 clients they are 0..5"
-    )
-
-
-def test_another_network(setting: Setting, federation: Federation) -> None:
-    wide = build(lambda: Mlp((8,), (10,), 7), seed=1)
-    good = sites(recipes.fedavg(setting), federation)
-
-    def site(i: int) -> Any:
-        return replace(good(i), first=wide.init()) if i == 2 else good(i)
-
-    assert refused(recipes.fedavg(setting), federation, site) == (
-        "client 2 has another model than the server: head.weight (7, 10) torch.float32; "
-        "head.bias (7,) torch.float32, where the server has head.weight (5, 10) torch.float32; "
-        "head.bias (5,) torch.float32. Give both the same network and number of classes"
-    )
-
-
-def test_more_classes_than_the_server_knows(setting: Setting, federation: Federation) -> None:
-    message = refused(recipes.fedavg(setting), federation, classes=3)
-    assert "cannot take part: client" in message
-    assert message.endswith("has label 4, and the server expects 3 classes, labels 0..2")
-
-
-def test_data_of_another_partition(setting: Setting, federation: Federation) -> None:
-    good = sites(recipes.fedavg(setting), federation)
-    message = refused(recipes.fedavg(setting), federation, lambda i: good((i + 1) % 6))
-    assert "the node of partition" in message
-    assert "give client_data(x, y, partition)" in message
+def test_sites_that_are_refused(setting: Setting, federation: Federation) -> None:
+    """Another network, a partition that does not exist, data of another; and what is no site."""
+    algorithm, wide = recipes.fedavg(setting), build(lambda: Mlp((8,), (10,), 7), seed=1)
+    good = sites(algorithm, federation)
+    many = sites(algorithm, make_federation(setting.model, make_clients(sizes=(9,) * 8)))
+    nodes = {**{i: i for i in range(5)}, 5: 7}
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (lambda i: replace(good(i), first=wide.init()) if i == 2 else good(i), {}, "head.weight"),
+        (many, {"nodes": nodes}, "partition-id 7; with 6 clients"),
+        (lambda i: good((i + 1) % 6), {}, "give client_data(x, y, partition)"),
+    ]
+    for site, given, words in cases:
+        with pytest.raises(InputError, match=re.escape(words)):
+            begun(algorithm, federation, site, **given)
+    client: Any = federation.clients[0]
+    for call, field in (
+        (lambda: client_app(good(0)), "site"),
+        (lambda: Site(client, algorithm), "algorithm"),  # type: ignore[arg-type]
+        (lambda: Site(algorithm, client, 0.5), "seed"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InputError, match=field):
+            call()
 
 
 def test_first_models_of_other_numbers_are_logged(
@@ -268,19 +213,11 @@ def test_first_models_of_other_numbers_are_logged(
 ) -> None:
     algorithm = recipes.ditto(setting)
     good, other = sites(algorithm, federation), build(lambda: Mlp((8,), (10,), 5), seed=9)
-
-    def site(i: int) -> Any:
-        return replace(good(i), first=other.init()) if i == 2 else good(i)
-
-    grid = LocalGrid(client_app(site), len(SIZES))
-    with caplog.at_level(logging.WARNING, "fedshift.flower"):
-        strategy_of(algorithm, federation).begin(grid)
+    begun(
+        algorithm, federation,
+        lambda i: replace(good(i), first=other.init()) if i == 2 else good(i),
+    )  # fmt: skip
     assert "clients [2] start from a first model with other numbers" in caplog.text
-
-
-def test_cohorts_larger_than_the_federation(setting: Setting, federation: Federation) -> None:
-    with pytest.raises(InputError, match="a cohort of 7 clients from 6"):
-        strategy_of(recipes.fedavg(setting), federation, cohort=7, seeds=Seeds())
 
 
 def test_flower_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,14 +227,14 @@ def test_flower_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise installed.PackageNotFoundError(name)
 
     monkeypatch.setattr(installed, "version", missing)
-    with pytest.raises(InputError, match=r"not installed: pip install 'fedshift\[flower\]'"):
+    with pytest.raises(InputError, match=r"pip install 'fedshift\[flower\]'"):
         from fedshift.flower import LocalGrid as _  # noqa: F401
     monkeypatch.setattr(installed, "version", lambda name: "1.40.2")
-    with pytest.raises(InputError, match=r"flwr 1.40.2 is installed.*works with 1.41"):
+    with pytest.raises(InputError, match=r"flwr 1.40.2 is installed"):
         installed.check_flower()
     monkeypatch.setattr(installed, "version", lambda name: "1.41.7")
     monkeypatch.setattr(installed, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="needs Ray, which is not installed"):
+    with pytest.raises(InputError, match="needs Ray"):
         installed.check_flower(simulation=True)
 
 
@@ -306,7 +243,7 @@ def test_nothing_is_put_where_flower_has_no_such_name() -> None:
     owner = SimpleNamespace(__name__="flwr.superlink.ext", get_middleware=list)
     put_in_place(owner, "get_middleware", tuple)
     assert owner.get_middleware is tuple
-    with pytest.raises(FedshiftError, match="^Flower has no flwr.superlink.ext.get_mid_ware"):
+    with pytest.raises(FedshiftError, match="get_mid_ware"):
         put_in_place(owner, "get_mid_ware", tuple)
     assert not hasattr(owner, "get_mid_ware")
 
@@ -316,9 +253,10 @@ def test_the_range_of_flower_versions_is_what_the_tests_run_on() -> None:
     root = Path(__file__).parents[2]
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     (wanted,) = extras["optional-dependencies"]["flower"]
-    low, high = re.fullmatch(r"flwr\[simulation\]>=(1\.\d+),<(1\.\d+)", wanted).groups()
-    first, last = (int(text.split(".")[1]) for text in (low, high))
-    assert tuple(f"1.{minor}" for minor in range(first, last)) == TRIED
-    assert f"flwr=={low}.0\n" in (root / "constraints.txt").read_text()
-    assert f"flwr >= {low}, < {high}" in (root / "docs" / "flower.md").read_text()
+    found = re.fullmatch(r"flwr\[simulation\]>=1\.(\d+),<1\.(\d+)", wanted)
+    assert found is not None
+    first, end = map(int, found.groups())
+    assert tuple(f"1.{minor}" for minor in range(first, end)) == TRIED
+    assert f"flwr==1.{first}.0\n" in (root / "constraints.txt").read_text()
+    assert f"flwr >= 1.{first}, < 1.{end}" in (root / "docs" / "flower.md").read_text()
     assert version("flwr").startswith(tuple(f"{minor}." for minor in TRIED))

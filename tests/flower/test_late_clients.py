@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,12 +73,13 @@ def test_a_late_client_counts_as_one_that_dropped_out_before(
     first = list(joining(with_all, grid))
     late = strategy_of(algorithm, federation, min_clients=MOST)
     if name in REFUSED:
-        with pytest.raises(InputError, match="rounds of this method depend on the counts of all"):
+        with pytest.raises(InputError, match=r"clients \[3\] have not joined"):
             list(joining(late, grid_of(algorithm, federation)))
         return
     second = list(joining(late, grid_of(algorithm, federation)))
     assert [[d.client for d in r.dropped] for r in second] == [[LATE], [LATE], [], []]
     assert differing_tensors(first[-1], second[-1]) == []
+    assert differing_tensors(first[-2], second[-1])  # the control
     assert [r.weights.tolist() for r in first] == [r.weights.tolist() for r in second]
     assert second[0].dropped[0].reason == "it has not joined yet"
 
@@ -91,24 +92,6 @@ def test_what_late_clients_register_is_passed_on(setting: Setting, federation: F
     before, after = (table["n"].tolist() for table in tables)
     assert after == federation.table["n"].tolist()
     assert before == [0.0 if i == LATE else n for i, n in enumerate(after)]
-
-
-def test_the_comparison_can_fail(setting: Setting, federation: Federation) -> None:
-    algorithm = recipes.fedpals(setting, ess=0.9)
-    ends = [
-        list(joining(strategy_of(algorithm, federation, min_clients=MOST), grid, come=come))[-1]
-        for come in (1, 2)
-        if (grid := grid_of(algorithm, federation))
-    ]
-    assert differing_tensors(*ends)
-
-
-def test_methods_that_mix_all_counts_wait_for_all(setting: Setting, federation: Federation) -> None:
-    """Also within wrappers; a method that does not declare it takes no late client."""
-    algorithm = recipes.labelset_scaffold(setting)
-    strategy = strategy_of(algorithm, federation, min_clients=MOST)
-    with pytest.raises(InputError, match=r"^clients \[3\] have not joined, and rounds of this"):
-        list(joining(strategy, grid_of(algorithm, federation)))
 
 
 @pytest.mark.slow
@@ -152,8 +135,7 @@ def test_other_counts_than_before_are_refused_when_it_comes_back(
 
     strategy = strategy_of(algorithm, federation, min_clients=MOST, after=whole[-1])
     grid = grid_of(algorithm, federation, site)
-    with caplog.at_level(logging.WARNING, "fedshift.flower"):
-        played = list(joining(strategy, grid, 5))
+    played = list(joining(strategy, grid, 5))
     assert [[d.client for d in r.dropped] for r in played] == [[LATE]] * 4
     assert caplog.text.count(f"client {LATE} registered another") == 1
 
@@ -165,41 +147,23 @@ def test_a_late_client_that_cannot_take_part_ends_no_run(
     app = client_app(sites(algorithm, federation))
     grid = LocalGrid(app, len(SIZES), partitions={i: (0 if i == LATE else i) for i in range(6)})
     strategy = strategy_of(algorithm, federation, min_clients=MOST)
-    with caplog.at_level(logging.WARNING, "fedshift.flower"):
-        played = list(joining(strategy, grid))
+    played = list(joining(strategy, grid))
     assert [[d.client for d in r.dropped] for r in played] == [[LATE]] * ROUNDS
-    assert caplog.text.count("both have partition-id 0; give each node one of its own") == 1
-
-
-def test_too_few_to_begin_with(setting: Setting, federation: Federation) -> None:
-    algorithm = recipes.fedavg(setting)
-    grid = grid_of(algorithm, federation)
-    grid.absent = {NODE, 1000}
-    strategy = strategy_of(algorithm, federation, min_clients=MOST)
-    with pytest.raises(InputError, match=r"^4 of 6 clients are connected after 0.1 s; start the"):
-        strategy.begin(grid)
-    for number in (0, 7):
-        with pytest.raises(InputError, match=rf"^min_clients={number}; with 6 clients give 1..6"):
-            strategy_of(algorithm, federation, min_clients=number)
+    assert caplog.text.count("both have partition-id 0") == 1
 
 
 def test_missing_clients_are_named(setting: Setting, federation: Federation) -> None:
-    """Missing clients are listed by the names of a federation's folders, as are other names."""
-    from types import SimpleNamespace
-
+    """By the names of a federation's folders; of other names, those that are connected."""
     algorithm = recipes.fedavg(setting)
     grid: Any = grid_of(algorithm, federation)
     grid.absent = {NODE, 1000}
-    for name, ending in (
-        ("client-{}", ", without client-0, client-3; start the others"),
-        ("hospital-{}", r" \(hospital-1, hospital-2, hospital-4, hospital-5\); start"),
-    ):
+    for name, ending in (("client-{}", "client-0, client-3"), ("hospital-{}", "hospital-1, ")):
         grid.get_nodes = lambda name=name: [
             SimpleNamespace(node_id=n, name=name.format((n - 1000) // 7))
             for n in grid.get_node_ids()
         ]
-        with pytest.raises(InputError, match=f"^4 of 6 clients are connected after 0.1 s{ending}"):
-            strategy_of(algorithm, federation).begin(grid)
+        with pytest.raises(InputError, match=f"^4 of 6 clients are connected .*{ending}"):
+            strategy_of(algorithm, federation, min_clients=MOST).begin(grid)
 
 
 def test_rows_alone_are_changed() -> None:

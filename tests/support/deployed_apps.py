@@ -21,11 +21,11 @@ from safetensors.torch import save_file
 
 from fedshift.experiments.on_flower import built_from, configured_site
 from fedshift.flower import AlgorithmStrategy, Site, play
-from fedshift.flower.chosen import imported
 from fedshift.flower.client import app_of, partition
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.tree import flatten
+from fedshift_deploy.chosen import imported
 from fedshift_deploy.machines import deployed
 from support.flower_faults import spoilt
 from support.liars import lied

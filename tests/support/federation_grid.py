@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,9 @@ from flwr.app import Context, Message
 from fedshift.experiments.config.load import validate
 from fedshift.experiments.experiment import record
 from fedshift.experiments.listeners import ignore_event
+from fedshift.experiments.on_flower import configured_site
 from fedshift.experiments.task.preparing import prepare
-from fedshift.flower import LocalGrid
+from fedshift.flower import LocalGrid, client_app
 from fedshift.flower.client import app_of, partition
 from fedshift.flower.quiet import KEEP
 from fedshift_deploy.machines import deployed
@@ -30,6 +32,26 @@ def here(text: str, out: Path) -> Path:
     out.mkdir()
     record(out, config, prepare(config), ignore_event)
     return out
+
+
+def serve(grid: LocalGrid, text: str, out: Path, **more: Any) -> list[dict[str, Any]]:
+    """Run the deployed app's server over a grid; its events."""
+    given = {"experiment": text, "out": str(out), "patience": 5.0, "timeout": 7.0, **more}
+    deployed.server_app(grid, SimpleNamespace(run_config=given))  # type: ignore[arg-type]
+    return events_in(out)
+
+
+def dealt(text: str, clients: int = CLIENTS) -> LocalGrid:
+    """A grid whose clients have what the experiment deals them."""
+    return LocalGrid(client_app(partial(configured_site, text)), clients)
+
+
+def events_in(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+
+
+def summary_of(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "summary.json").read_text()))
 
 
 class Watched(LocalGrid):
@@ -74,4 +96,4 @@ class Dies(BaseException):
 
 
 def served(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "summary.json").read_text())["final"])
+    return dict(summary_of(folder)["final"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from flwr.app import Message
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation, Round, run
@@ -50,6 +52,24 @@ def in_process(
     algorithm: Algorithm, federation: Federation, rounds: int, cohort: int | None = None
 ) -> Round:
     return list(run(algorithm, federation, rounds, cohort=cohort))[-1]
+
+
+class Answering(LocalGrid):
+    """A grid on which client 2's answers of one kind are changed; None: it does not answer."""
+
+    def __init__(self, app: Any, clients: int, kind: str, change: Any) -> None:
+        super().__init__(app, clients)
+        self.kind, self.change = kind, change
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        for reply in super().send_and_receive(messages, timeout=timeout):
+            if (reply.metadata.message_type, reply.metadata.src_node_id) == (self.kind, 1014):
+                if self.change is None:
+                    continue
+                self.change(reply.content)
+            yield reply
 
 
 def differing_tensors(a: Round, b: Round) -> list[str]:

@@ -16,7 +16,7 @@ from fedshift.experiments.experiment import record
 from fedshift.experiments.listeners import ignore_event
 from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import LocalGrid
-from fedshift.flower.chosen import CHOICES, SITE
+from fedshift_deploy.chosen import CHOICES, SITE
 from fedshift_deploy.machines import deployed
 from fedshift_deploy.sites.answering import EXPERIMENT
 

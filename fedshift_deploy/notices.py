@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from typing import Any
 
 from fedshift.errors import FedshiftError
 
+LOG = logging.getLogger("fedshift.flower")
 # The variable by which `fedshift deploy client` passes the file's path.
 NOTICES = "FEDSHIFT_NOTICES"
 
@@ -38,6 +40,15 @@ def read_notice(line: str) -> dict[str, Any]:
     return notice if isinstance(notice, dict) else {}
 
 
-def words_for_here(error: FedshiftError) -> str:
-    """The text for the client's own operator, with details that the server may not see."""
-    return str(getattr(error, "detail", error))
+def tell_here(error: Exception) -> None:
+    """Tell the client's operator why there is no answer, with details that the server may not see.
+
+    Unexpected errors have a traceback in the log.
+    """
+    if isinstance(error, FedshiftError):
+        text = str(getattr(error, "detail", error))
+        LOG.error("no answer: %s", text)
+    else:
+        text = f"the client failed ({type(error).__name__}: {error}); its log has the traceback"
+        LOG.exception("the client failed")
+    notify(trouble=f"this client gave the server no answer: {text}")
