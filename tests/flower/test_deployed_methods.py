@@ -70,7 +70,8 @@ def experiment(name: str, shift: dict[str, Any], **options: Any) -> str:
 def test_the_page_names_recipes_once() -> None:
     named = [name for names, _ in rows() for name in names]
     assert len(named) == len(set(named)) > 0
-    assert set(named) < set(NAMES)
+    # Those of fedshift_papers are known where that package is loaded.
+    assert {name for name in named if not name.endswith("_drm_repo")} < set(NAMES)
 
 
 QUICK = ("fedpac", "labelset_fedavg")
