@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.data import Examples
 from fedshift.errors import InputError
 from fedshift.evaluation.scores import answered
@@ -48,7 +48,7 @@ class Validating(Protocol):
     """A client with a method, and examples to validate on."""
 
     @property
-    def algorithm(self) -> Algorithm:
+    def algorithm(self) -> Method:
         """The run's method."""
 
     @property

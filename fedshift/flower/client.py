@@ -14,7 +14,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.arguments import called, check_fields
 from fedshift.client.local import plan_all
 from fedshift.data import ClientData, Examples, check_client, count, label_counts, of_importance
@@ -70,7 +70,7 @@ class Site:
     Raises InputError for importances that are not one number per example, finite and 0 or more.
     """
 
-    algorithm: Algorithm
+    algorithm: Method
     data: ClientData
     seed: int = 0
     validation: Examples | None = None

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask
+from fedshift.algorithms.method import Method
 from fedshift.engine.round import Round, before_rounds
 from fedshift.errors import DataError, InputError
 from fedshift.flower.nodes import Met
@@ -52,9 +52,9 @@ def _patch_rows(column: Tensor, new: Tensor, clients: Sequence[int]) -> Tensor:
     return column.index_copy(0, torch.tensor(rows), new[rows])
 
 
-def check_can_wait(algorithm: Algorithm, absent: Sequence[int]) -> None:
+def check_can_wait(algorithm: Method, absent: Sequence[int]) -> None:
     """Raise InputError for a method that cannot begin without the counts of `absent` clients."""
-    mixes = ask(algorithm, Capabilities.mixes_counts)
+    mixes = algorithm.mixes_counts()
     if absent and mixes:
         raise InputError(
             f"clients {list(absent)} have not joined, and rounds of this method depend on the "
@@ -63,7 +63,7 @@ def check_can_wait(algorithm: Algorithm, absent: Sequence[int]) -> None:
 
 
 def adopt(
-    algorithm: Algorithm, params: Params, buffers: Params, current: Round | None, met: Met
+    algorithm: Method, params: Params, buffers: Params, current: Round | None, met: Met
 ) -> Round:
     """The current state with the rows of clients that are new in it; if it is None, a first state.
 

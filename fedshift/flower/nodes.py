@@ -18,7 +18,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.arguments import check_whole
 from fedshift.errors import InputError, from_elsewhere
 from fedshift.flower.arriving import read_arrays
@@ -66,7 +66,7 @@ class Expected:
 
 
 def columns_read(
-    algorithm: Algorithm, params: Params, buffers: Params, clients: int, classes: int
+    algorithm: Method, params: Params, buffers: Params, clients: int, classes: int
 ) -> tuple[str, ...]:
     """The columns of the clients' table that the method reads; no other column leaves a client.
 

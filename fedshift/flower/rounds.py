@@ -72,7 +72,7 @@ def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> RemoteClients:
         for one in missing.values():
             raise InputError(f"client {one.client}: {one.reason}")
         answers = {i: answers_in(came[i], questions, i) for i in ids}
-        registered = {} if strategy.met is None else strategy.met.table
+        registered = strategy.met.table
         for i, sums in answers.items():
             # A client that claims more examples than it registered would gain influence.
             if any(float(one.get("n", 0.0)) > registered["n"][i] for one in sums):
@@ -84,7 +84,7 @@ def sites_of(strategy: AlgorithmStrategy, grid: Grid) -> RemoteClients:
 
 def _wait_for(strategy: AlgorithmStrategy, grid: Grid, clients: Iterable[int]) -> None:
     """Wait until these clients are connected. Raises InputError after `strategy.patience` s."""
-    nodes = {} if strategy.met is None else strategy.met.nodes
+    nodes = strategy.met.nodes
     end = time.monotonic() + strategy.patience
     while gone := sorted({*clients} - {i for i, n in nodes.items() if n in {*grid.get_node_ids()}}):
         if time.monotonic() >= end:
@@ -188,7 +188,7 @@ def calibrated_by(
     over the same clients. Raises InputError if no client is left.
     """
     strategy.begin(grid)  # a run that resumes after its last round has not registered clients yet
-    nodes, connected = {} if strategy.met is None else strategy.met.nodes, {*grid.get_node_ids()}
+    nodes, connected = strategy.met.nodes, {*grid.get_node_ids()}
     clients = [i for i in sorted(nodes) if nodes[i] in connected]
 
     def sums_at(scale: float, bias: NDArray[np.float64]) -> CalibrationSums:
@@ -217,7 +217,7 @@ def calibrated_by(
 
 def client_states(strategy: AlgorithmStrategy, grid: Grid) -> Mapping[int, Parts]:
     """Ask for the state of every client that has trained. Raises TrainingError if one refuses."""
-    nodes = {} if strategy.met is None else strategy.met.nodes
+    nodes = strategy.met.nodes
     messages = [
         Message(RecordDict(), message_type="query.state", dst_node_id=node)
         for node in nodes.values()

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.data import ClientData
 from fedshift.errors import InputError
 from fedshift.flower.records import fields_of, to_parts, to_record
@@ -60,7 +60,7 @@ def questions_in(
 
 
 def answers_to(
-    content: RecordDict, stage: Algorithm, pair: tuple[Params, Params], data: ClientData
+    content: RecordDict, stage: Method, pair: tuple[Params, Params], data: ClientData
 ) -> dict[str, ArrayRecord]:
     """A client's answers. pair: a whole model, with the server's values for all shared tensors."""
     fields = fields_of(content, ASK)

@@ -10,7 +10,7 @@ import torch
 from flwr.app import Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask
+from fedshift.algorithms.method import Method
 from fedshift.data import Examples
 from fedshift.engine.checks.gate import Dropped
 from fedshift.errors import InputError, from_elsewhere
@@ -32,7 +32,7 @@ SCORE, TEST, SHARED, ROUTER = "score", "test", "shared", "router"
 
 
 def scored(
-    stage: Algorithm, pair: tuple[Params, Params], examples: Examples, classes: int, *,
+    stage: Method, pair: tuple[Params, Params], examples: Examples, classes: int, *,
     confusion: bool = False, correction: Correction | None = None,
 ) -> MetricRecord:  # fmt: skip
     """The counts of one model as a record, with `confusion` also how often each label is taken
@@ -48,7 +48,7 @@ def scored(
 
 
 def scored_tests(
-    stage: Algorithm, message: Parts, pair: tuple[Params, Params], tests: Examples, classes: int,
+    stage: Method, message: Parts, pair: tuple[Params, Params], tests: Examples, classes: int,
     present: Sequence[int],
 ) -> dict[str, MetricRecord]:  # fmt: skip
     """The records of `OwnScores`; pair: the model that the client serves.
@@ -59,7 +59,7 @@ def scored_tests(
     received = message.get("params", {}), message.get("buffers", {})
     if received[0].keys() == pair[0].keys():
         records[SHARED] = scored(stage, received, tests, classes)
-    if ask(stage, Capabilities.trains_router):
+    if stage.trains_router():
         mask = torch.tensor(present, dtype=torch.float64)
         counts = torch.zeros(len(mask), dtype=torch.int64)
         if len(tests):

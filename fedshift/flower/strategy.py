@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, check_method
-from fedshift.arguments import check_kind, check_number, check_whole
-from fedshift.engine.backends import Reply
+from fedshift.algorithms.method import Method, check_method
+from fedshift.arguments import Positive, check_fields, check_whole
 from fedshift.engine.checks.gate import Dropped, Gate
 from fedshift.engine.checks.replies import not_finite
 from fedshift.engine.checks.reply_bytes import check_room, most_bytes
@@ -29,7 +28,7 @@ from fedshift.engine.round import (
     open_round,
     weigh,
 )
-from fedshift.engine.run import draw_cohort
+from fedshift.engine.run import check_size, draw_cohort
 from fedshift.engine.traffic import Traffic
 from fedshift.errors import InputError
 from fedshift.evaluation.scores import OwnScores, Score
@@ -60,9 +59,6 @@ LOG = logging.getLogger("fedshift.flower")
 # Seconds for the registration of clients that join late; a round waits for it.
 LATE = 60.0
 GONE, NOT_YET = "its node is not connected", "it has not joined yet"
-Listener = Callable[[Round], None]
-DropListener = Callable[[int, Dropped], None]
-ScoreCheck = Callable[[int, Score, OwnScores | None], None]
 ON_SERVER = 'score it on the server, without evaluates, or take mode = "public"'
 
 
@@ -75,29 +71,7 @@ def never(t: int) -> bool:
     return False
 
 
-def _check_limits(timeout: float, retries: int, min_clients: int | None, clients: int) -> None:
-    check_number("timeout", timeout)
-    check_whole("retries", retries)
-    if retries < 0 or not timeout > 0:
-        raise InputError(
-            f"timeout={timeout}, retries={retries}; allowed: timeout > 0, retries >= 0"
-        )
-    check_min_clients(min_clients, clients)
-
-
-def _check_given(algorithm: object, seeds: object, gate: object, **whole: object) -> None:
-    check_method(algorithm)
-    check_kind("seeds", seeds, Seeds, "give Seeds.of(0)")
-    check_kind("gate", gate, Gate, "give Gate()")
-    for what, value in whole.items():
-        check_whole(what, value)
-
-
-def _run_fields(name: str, after: Round | None) -> ConfigRecord:
-    """The run's name and last valid round, by which clients check the states that they stored."""
-    return ConfigRecord({"name": name, "after": 0 if after is None else after.t} if name else {})
-
-
+@dataclass(eq=False)
 class AlgorithmStrategy(Strategy):
     """Any algorithm of the library as a Flower strategy, with the same results as the engine's.
 
@@ -135,118 +109,115 @@ class AlgorithmStrategy(Strategy):
     `current` is the state after the last round, `traffic` the bytes of its tensors.
     """
 
-    met: Met | None = None
-    opened: Opened | None = None
+    algorithm: Method
+    _: KW_ONLY
+    clients: int
+    classes: int
+    seeds: Seeds = Seeds()
+    cohort: int | None = None
+    first: tuple[Params, Params] | None = None
+    patience: float = 600.0
+    timeout: Positive = 3600.0
+    own: bool = False  # users write this name (docs/flower.md)
+    evaluates: Callable[[int], bool] = never
+    listen: Callable[[Round], None] = ignore
+    registers: Callable[[Params], None] = ignore
+    gate: Gate = Gate()
+    retries: int = 0
+    after: Round | None = None
+    name: str = ""
+    min_clients: int | None = None
+    dropping: Callable[[int, Dropped], None] = ignore
+    scoring: Callable[[int, Score, OwnScores | None], None] = ignore
+    places: bool = False
+    tell: Tell = ignore
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        *,
-        clients: int,
-        classes: int,
-        seeds: Seeds = Seeds(),
-        cohort: int | None = None,
-        first: tuple[Params, Params] | None = None,
-        patience: float = 600.0,
-        timeout: float = 3600.0,
-        own: bool = False,  # users write this name (docs/flower.md)
-        evaluates: Callable[[int], bool] = never,
-        listen: Listener = ignore,
-        registers: Callable[[Params], None] = ignore,
-        gate: Gate = Gate(),
-        retries: int = 0,
-        after: Round | None = None,
-        name: str = "", min_clients: int | None = None,
-        dropping: DropListener = ignore, scoring: ScoreCheck = ignore,
-        places: bool = False, tell: Tell = ignore,
-    ) -> None:  # fmt: skip
-        size = clients if cohort is None else cohort
-        _check_given(algorithm, seeds, gate, clients=clients, classes=classes, cohort=size)
-        _check_limits(timeout, retries, min_clients, clients)
-        draw_cohort(clients, size, 1, seeds.cohort)  # only to refuse impossible sizes
-        self.algorithm, self.clients, self.classes, self.seeds = algorithm, clients, classes, seeds
-        self.params, self.buffers = algorithm.model.init() if first is None else first
-        self.patience, self.timeout, self.gate, self.retries = patience, timeout, gate, retries
-        self.own, self.places, self.evaluates, self.listen = own, places, evaluates, listen
-        self.scoring, self.registers, self.min_clients = scoring, registers, min_clients
-        self.cohort, self.current, self.took_part = size, after, set(after.states if after else ())
-        self.dropping, self.tell, self.run_fields = dropping, tell, _run_fields(name, after)
+    def __post_init__(self) -> None:
+        check_method(self.algorithm)
+        check_fields(self)
+        check_whole("retries", self.retries, 0)
+        check_min_clients(self.min_clients, self.clients)
+        self.size = self.clients if self.cohort is None else self.cohort
+        check_size(self.clients, self.size)
+        first = self.algorithm.model.init() if self.first is None else self.first
+        self.params, self.buffers = first
+        check_training(self.algorithm, self.params, 1)
+        scored = self.evaluates is not never and not self.own
+        check_whole_models(self.algorithm, ON_SERVER, sent=scored)
+        check_company(self.algorithm, self.clients, self.size)
+        check_room(self.algorithm, self.params, self.buffers, self.gate)
+        self.met, self.current = Met({}, {}, ()), self.after
+        self.opened: Opened | None = None
+        self.took_part = set(self.after.states if self.after else ())
+        # The run's name and last valid round, by which clients check the states that they stored.
+        after = 0 if self.after is None else self.after.t
+        self.run_fields: dict[str, str | int]
+        self.run_fields = {"name": self.name, "after": after} if self.name else {}
         self.lost, self.sent_messages = list[Dropped](), list[tuple[int, Metadata]]()
         self.reported, self.sent, self.traffic = set[int](), dict[int, int](), Traffic()
         self.scores, self.tests = dict[int, Score](), dict[int, OwnScores]()
-        check_training(algorithm, self.params, 1)
-        check_whole_models(algorithm, ON_SERVER, sent=evaluates is not never and not own)
-        check_company(algorithm, clients, size)
-        check_room(algorithm, self.params, self.buffers, gate)
 
     @torch.inference_mode(False)
     def begin(self, grid: Grid) -> Round:
         """Register the clients, unless that is done, and set up the server's state."""
         # Called in each round: later calls only register clients that have joined since.
-        if self.current is not None and self.met is not None:
+        if self.current is not None and self.met.nodes:
             if len(self.met.nodes) < self.clients:
-                self._take_late(grid, self.current, self.met)
+                self._take_late(grid, self.current)
             return self.current
-        expected = self._expected()
         self.met = meet(
-            grid, expected, patience=self.patience, min_clients=self.min_clients, tell=self.tell
-        )
+            grid, self._expected(), patience=self.patience, min_clients=self.min_clients,
+            tell=self.tell,
+        )  # fmt: skip
         if absent := [i for i in range(self.clients) if i not in self.met.nodes]:
             LOG.warning("clients %s have not joined; their counts are not known yet", absent)
             check_can_wait(self.algorithm, absent)
         self.current = adopt(self.algorithm, self.params, self.buffers, self.current, self.met)
-        self._report_registered(self.met)
+        self._report_registered(())
         return self.current
 
-    def _report_registered(self, met: Met, before: Sequence[int] = ()) -> None:
+    def _report_registered(self, before: Sequence[int]) -> None:
         """Report what clients registered; before: strangers that were reported already."""
-        if new := [i for i in met.strangers if i not in before]:
+        if new := [i for i in self.met.strangers if i not in before]:
             LOG.warning(
                 "clients %s start from a first model with other numbers than the server's; "
                 "what they keep for themselves differs from a run in one process",
                 new,
             )
-        self.registers(dict(met.table))
+        self.registers(dict(self.met.table))
 
     def _expected(self) -> Expected:
-        columns = columns_read(
-            self.algorithm, self.params, self.buffers, self.clients, self.classes
-        )
-        numbers = self.clients, self.classes, columns
-        return Expected(*numbers, self.params, self.buffers, self.places)
+        first, numbers = (self.params, self.buffers), (self.clients, self.classes)
+        columns = columns_read(self.algorithm, *first, *numbers)
+        return Expected(*numbers, columns, *first, self.places)
 
-    def _take_late(self, grid: Grid, current: Round, met: Met) -> None:
+    def _take_late(self, grid: Grid, current: Round) -> None:
         """Register clients that have connected since; refuse them if the method cannot add them."""
-        patience = min(self.patience, self.timeout, LATE)
-        self.met = join(grid, self._expected(), met, patience, self.tell)
+        before, patience = self.met, min(self.patience, self.timeout, LATE)
+        self.met = join(grid, self._expected(), before, patience, self.tell)
         try:
             self.current = adopt(self.algorithm, self.params, self.buffers, current, self.met)
         except InputError as e:  # go on without them
-            new = set(self.met.nodes.values()) - set(met.nodes.values())
+            new = set(self.met.nodes.values()) - set(before.nodes.values())
             tell_refused(dict.fromkeys(sorted(new), str(e)), names_of(grid), self.tell)
-            self.met = replace(met, refused=self.met.refused | new)
-        for i in sorted(self.met.nodes.keys() - met.nodes.keys()):
+            self.met = replace(before, refused=self.met.refused | new)
+        for i in sorted(self.met.nodes.keys() - before.nodes.keys()):
             self.tell({"event": "joined", "round": current.t + 1, "client": i})
-        if self.met.nodes != met.nodes:
-            self._report_registered(self.met, met.strangers)
+        if self.met.nodes != before.nodes:
+            self._report_registered(before.strangers)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """A message to each client of the round's cohort that has to train."""
         current, t = self.begin(grid), server_round
-        drawn = draw_cohort(self.clients, self.cohort, t, self.seeds.cohort)
-        connected = set(grid.get_node_ids())
-        self.lost = self._absent(drawn.tolist(), connected)
-        # Leave absent clients out before weights are solved, so that the others share all weight.
-        self.opened = self._open_for_connected(current, drawn, t)
+        self.opened = self._open(current, t, set(grid.get_node_ids()))
         self.reported, self.sent_messages = set(), []
         self._report_drops(t, self.lost)
         messages = {i: self.opened.message(i) for i in self.opened.clients()}
         self.sent = {i: size_in_bytes(message) for i, message in messages.items()}
         # Clients refuse to send a reply that the server would refuse to read.
-        most = most_bytes(self.gate.max_reply, self.params, self.buffers, messages.values())
-        run = {"round": t, "most_bytes": most}
+        run = {"round": t, "most_bytes": self._most(messages.values())}
         return [
             self._message("train", i, records, run)
             for i, records in to_shared_records(messages).items()
@@ -260,14 +231,15 @@ class AlgorithmStrategy(Strategy):
         opened, current = self.opened, self.current
         if opened is None or current is None:
             raise InputError("aggregate_train before configure_train: no round is open")
-        good, bad = self._admit(opened, replies)
+        received = self.read(replies, self._most(map(opened.message, opened.clients())))
+        good, bad = admit(received.replies, opened, self.gate, not_finite(self.buffers))
+        unread = {one.client: one for one in received.unread}
+        lost = [*self.lost, *(unread.get(one.client, one) for one in bad)]
         up = sum(size_in_bytes(reply.update) for reply in good)
         # Count only clients that answered: traffic is reported as a mean over them.
         self.traffic = Traffic(len(good), sum(self.sent[reply.client] for reply in good), up)
-        table = {} if self.met is None else dict(self.met.table)
-        played = close_round(
-            opened, current.server, good, [*self.lost, *bad], self.gate, table, self.seeds.batch
-        )
+        table, seed = dict(self.met.table), self.seeds.batch
+        played = close_round(opened, current.server, good, lost, self.gate, table, seed)
         # Report before counting skips, which may end the run with an error.
         self._report_drops(played.t, played.dropped)
         self.listen(played)
@@ -346,15 +318,14 @@ class AlgorithmStrategy(Strategy):
     def summary(self) -> None:
         """Log the method and the numbers of clients."""
         LOG.info(
-            "%s, %d clients, %d per round", type(self.algorithm).__name__, self.clients, self.cohort
+            "%s, %d clients, %d per round", type(self.algorithm).__name__, self.clients, self.size
         )
 
     def _node(self, client: int) -> int:
-        return -1 if self.met is None else self.met.nodes.get(client, -1)
+        return self.met.nodes.get(client, -1)
 
     def _client(self, reply: Message) -> int | None:
-        nodes = {} if self.met is None else self.met.nodes
-        by_node = {node: client for client, node in nodes.items()}
+        by_node = {node: client for client, node in self.met.nodes.items()}
         if reply.has_error() and reply.metadata.src_node_id not in by_node:
             # The SuperLink answers for a node that is gone: find the client by the message that it
             # was sent. (Ids are only known now, as messages get theirs when they are sent.)
@@ -365,7 +336,7 @@ class AlgorithmStrategy(Strategy):
     @property
     def present(self) -> list[int]:
         """[N]: 1 for clients with examples that have trained in some round, else 0."""
-        n = None if self.met is None else self.met.table.get("n")
+        n = self.met.table.get("n")
         return [int(i in self.took_part and (n is None or n[i] > 0)) for i in range(self.clients)]
 
     def ask_for_sums(
@@ -394,36 +365,28 @@ class AlgorithmStrategy(Strategy):
         self.sent_messages.append((client, message.metadata))
         return message
 
-    def _open_for_connected(self, current: Round, drawn: Tensor, t: int) -> Opened:
+    def _most(self, messages: Iterable[Parts]) -> int:
+        """The bytes that a reply to these messages may have."""
+        return most_bytes(self.gate.max_reply, self.params, self.buffers, messages)
+
+    def _open(self, current: Round, t: int, connected: Collection[int]) -> Opened:
         """Open the round for connected clients; contact none if no weights exist for them."""
-        lost = {dropped.client for dropped in self.lost}
-        present = [i for i in drawn.tolist() if i not in lost]
+        drawn = draw_cohort(self.clients, self.size, t, self.seeds.cohort)
+        opening = partial(open_round, self.algorithm, current.server, t=t, cap=self.gate.max_weight)
+        # Absent clients are left out before weights are solved, so that others share all weight.
+        self.lost = self._absent(drawn.tolist(), connected)
+        present = [i for i in drawn.tolist() if i not in {one.client for one in self.lost}]
         try:
             if present:
-                return self._open_round(current, torch.tensor(present), t)
+                return opening(torch.tensor(present))
         except InputError as e:
-            if not lost:
+            if not self.lost:
                 raise
             why = f"not asked: there are no weights over those connected: {e}"
             self.lost += [Dropped(i, why, "lost") for i in present]
         # Open it without asking anyone: the usual code then closes the round (skips or refuses it).
-        opened = self._open_round(current, drawn, t)
+        opened = opening(drawn)
         return opened._replace(asked=torch.zeros_like(opened.asked))
-
-    def _open_round(self, current: Round, ids: Tensor, t: int) -> Opened:
-        return open_round(self.algorithm, current.server, ids, t, self.gate.max_weight)
-
-    def _admit(
-        self, opened: Opened, messages: Iterable[Message]
-    ) -> tuple[list[Reply], list[Dropped]]:
-        """The replies that the gate accepts, and reasons for the others."""
-        most = most_bytes(
-            self.gate.max_reply, self.params, self.buffers, map(opened.message, opened.clients())
-        )
-        received = self.read(messages, most)
-        good, bad = admit(received.replies, opened, self.gate, not_finite(self.buffers))
-        unread = {one.client: one for one in received.unread}
-        return good, [unread.get(one.client, one) for one in bad]
 
     def hear(self, message: Message) -> None:
         """Report a client that has failed in this round at once, while others are still working."""

@@ -42,7 +42,8 @@ def table() -> dict[str, tuple[str, str]]:
     """The page's cells by recipe; the last row holds for all others."""
     *some, (none, others) = rows()
     assert not none
-    return dict.fromkeys(NAMES, others) | {name: cells for names, cells in some for name in names}
+    named = {name: cells for names, cells in some for name in names if name in NAMES}
+    return dict.fromkeys(NAMES, others) | named
 
 
 def experiment(name: str, shift: dict[str, Any], **options: Any) -> str:
