@@ -12,7 +12,6 @@ from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.run import Federation
-from fedshift.errors import InputError
 from fedshift.flower import AlgorithmStrategy, LocalGrid, Site, client_app, play
 from fedshift.flower.rounds import answered
 from fedshift.model import Model
@@ -72,8 +71,3 @@ def test_a_round_is_not_trained_twice(setting: Setting, federation: Federation) 
             reasons = [str(one["reason"]) for one in failures if one is not None]
             assert len(reasons) == (len(SIZES) if refused and attempt else 0), reasons
             assert all("round 1 was trained here before" in why for why in reasons)
-
-
-def test_limits_of_the_strategy(setting: Setting) -> None:
-    with pytest.raises(InputError, match="timeout=0.0, retries=0; allowed: timeout > 0"):
-        AlgorithmStrategy(recipes.fedavg(setting), clients=6, classes=5, timeout=0.0)

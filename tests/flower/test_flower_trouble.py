@@ -165,6 +165,7 @@ FEDERATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a cohort of too many": ({"cohort": 7, "seeds": Seeds()}, "a cohort of 7 clients from 6"),
     "too few to begin": ({"min_clients": 0}, "min_clients=0"),
     "too many to begin": ({"min_clients": 7}, "min_clients=7"),
+    "fewer than no retries": ({"retries": -1}, "retries"),
     "no time": ({"timeout": 0.0}, "timeout"),
     "no method": ({"algorithm": make_clients()[0]}, "algorithm"),
     "half a client": ({"clients": 3.0}, "clients"),
