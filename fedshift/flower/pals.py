@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -22,11 +22,19 @@ from flwr.serverapp.strategy import (
 )
 
 from fedshift.errors import InputError
-from fedshift.flower.array_mean import Arrays, arrays_of, mean_arrays, mean_metrics, to_arrays
-from fedshift.flower.label_reports import COUNTS, PARTITION, LabelTable
+from fedshift.flower.foreign_replies import (
+    COUNTS,
+    PARTITION,
+    Arrays,
+    LabelTable,
+    arrays_of,
+    mean_arrays,
+    mean_metrics,
+    to_arrays,
+)
 from fedshift.flower.nodes import named, names_of
 from fedshift.flower.records import failure_of
-from fedshift.real import described, disordered, number, numbers
+from fedshift.real import described, disordered, numbers
 from fedshift.server.pals import effective_sample_size
 from fedshift.server.pals_input import Fidelity
 from fedshift.server.prior import Correction, prior_shift
@@ -80,9 +88,6 @@ class FedPALS(Strategy):
         label_counts: Mapping[int | str, Sequence[float]] | Sequence[Sequence[float]] | None = None,
         inner: Strategy | None = None,
     ) -> None:
-        for name, value in (("lam", lam), ("ess", ess), ("cap", cap)):
-            if value is not None and math.isnan(number(value)):
-                raise InputError(f"{name}={described(value)}: must be a number")
         self.rule = Pals(_shares(target), lam, ess, cap, fidelity)
         self.table = LabelTable(len(self.rule.target), label_counts)
         self.inner = FedAvg() if inner is None else _check_sound(inner)
@@ -246,21 +251,14 @@ class FedPALS(Strategy):
 
 
 def _shares(target: Sequence[float]) -> tuple[float, ...]:
-    if wrong := disordered(target):
-        raise InputError(f"target: {wrong}")
-    try:
-        # `list` would turn a mapping into its keys, and text into letters.
-        if isinstance(target, Mapping | str):
-            raise TypeError
-        shares = numbers(list(target))
-        if shares.ndim != 1:
-            raise TypeError
-        return tuple(shares.tolist())
-    except (TypeError, ValueError):
-        raise InputError(
-            f"target={described(target)}: must be a list of shares, one for each label, as "
-            "[0.5, 0.3, 0.2]"
-        ) from None
+    wrong = disordered(target) or "must be a list of shares, one for each label, as [0.5, 0.3, 0.2]"
+    # `list` would turn a mapping into its keys, and text into letters.
+    with contextlib.suppress(TypeError, ValueError):
+        if not disordered(target) and not isinstance(target, Mapping | str):
+            shares = numbers(list(target))
+            if shares.ndim == 1:
+                return tuple(shares.tolist())
+    raise InputError(f"target={described(target)}: {wrong}")
 
 
 def _node(message: Message) -> int:
