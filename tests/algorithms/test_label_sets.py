@@ -17,12 +17,13 @@ from fedshift.client.local import Local, plan_all
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.data import ClientData, client_data, register
 from fedshift.engine.run import Federation, Round, first_state, run, start
-from fedshift.errors import TrainingError
+from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
 from fedshift.server.optimizers import Sgd
+from fedshift.server.rows import slot_table
 from fedshift.tree import Parts, flatten, size_in_bytes
 from support.by_hand import final, max_difference
 from support.federations import (
@@ -349,3 +350,30 @@ def test_a_client_registered_with_other_labels_is_named(setting: Setting, federa
     wrong = replace(federation, table=federation.table | {"labels": labels})
     with pytest.raises(TrainingError, match="client 1 has examples of 3 labels and is regis.* 4;"):
         final(recipes.labelset_fedavg(setting), wrong, 1)
+
+
+def test_slots_say_nothing_of_the_order_of_labels() -> None:
+    holds = torch.zeros(400, 6).bool()
+    holds[:, [1, 4]] = True
+    table = slot_table(holds, 4, seed=0)
+    assert all(sorted(row) == [-1, -1, 1, 4] for row in table.tolist())
+    first = [row.index(1) for row in table.tolist()]
+    counts = torch.bincount(torch.tensor(first), minlength=4)
+    assert 60 < int(counts.min()) <= int(counts.max()) < 140
+    assert not torch.equal(table, slot_table(holds, 4, seed=1))
+    with pytest.raises(InputError, match="slots=1 is too few, as client 0 holds 2 labels; give at"):
+        slot_table(holds, 1, seed=0)
+
+
+def test_what_is_revealed_is_described(setting: Setting) -> None:
+    revealed = recipes.labelset_scaffold(setting).reveals()
+    assert "which labels it holds, once, to the server alone" in revealed["register"]
+    assert "own labels" in revealed["delta"]
+    # From the sums alone numbers of holders, and not which clients these are.
+    assert "how many clients hold each label (among ten an AUC of 0.71" in revealed["delta"]
+    assert "cannot tell which of them (0.50), unless it knows who takes part" in revealed["delta"]
+    assert "guess" not in revealed["delta"]
+    modes: tuple[Mode, ...] = ("public", "holders")
+    for mode in modes:
+        whole = recipes.labelset_scaffold(setting, mode=mode).reveals()
+        assert whole["delta"] == recipes.scaffold(setting).reveals()["delta"]
