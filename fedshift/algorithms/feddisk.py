@@ -335,5 +335,5 @@ class WeighExamples(Early):
                 f"{n / total:.3g} to {self.inner.most:g}, are worth {ess:.1f} "
                 f"({100 * ess / n:.0f} %), less than least_ess = {self.inner.least_ess:g} allows. "
                 "Fit its density for more rounds (density_rounds), lower least_ess if such weights "
-                "are wanted, or lower temper or most for weights that differ less"
+                "are wanted, or in feddisk lower temper or most for weights that differ less"
             )
