@@ -32,7 +32,7 @@ from torch import Tensor
 from workloads import TARGET, WORKLOADS, Workload, drawn, plain_round
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.client.local import plan_all
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.one_by_one import channels_last
@@ -205,7 +205,7 @@ def timed(
 
 
 def contenders_of(
-    workload: Workload, algorithm: Algorithm, federation: Federation, team: Team,
+    workload: Workload, algorithm: Method, federation: Federation, team: Team,
     only: Sequence[str] = (),
 ) -> dict[str, Round]:  # fmt: skip
     """Round t by every backend that may be the fastest; by those of `only` if there are some."""
@@ -228,7 +228,7 @@ def contenders_of(
 
 
 def check(
-    workload: Workload, algorithm: Algorithm, federation: Federation, contenders: dict[str, Round]
+    workload: Workload, algorithm: Method, federation: Federation, contenders: dict[str, Round]
 ) -> dict[str, float]:
     """Largest differences over the size of the round's change: others to loop, loop to plain.
 
@@ -265,7 +265,7 @@ def _gap(one: Params, other: Params, first: Params) -> float:
     return max(float((one[k] - other[k]).abs().max()) for k in other) / change
 
 
-def check_steps(workload: Workload, algorithm: Algorithm, federation: Federation) -> None:
+def check_steps(workload: Workload, algorithm: Method, federation: Federation) -> None:
     """The timed rounds take as many steps of as many examples as the plain loop's."""
     for i in cohort_of(workload, 1).tolist():
         client = federation.clients[i]

@@ -23,7 +23,7 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.client.local import Local
 from fedshift.data import client_data, register
 from fedshift.engine.run import Federation
@@ -166,7 +166,7 @@ def federation_of(model: Model) -> Federation:
     return Federation(clients, *model.init(), register(clients, CLASSES), Seeds.of(0))
 
 
-def makers() -> Mapping[str, Callable[[Setting], Algorithm]]:
+def makers() -> Mapping[str, Callable[[Setting], Method]]:
     """Every method of a paper, at its defaults."""
     density = {"density_rounds": DENSITY_ROUNDS, "hidden": (HIDDEN,)}
     tuned = {n: {"tune_rounds": 1} for n in ("fedavgft", "fedproxft", "fedsamft", "fedbabu")}
@@ -178,7 +178,7 @@ def makers() -> Mapping[str, Callable[[Setting], Algorithm]]:
     return {n: partial(recipes.recipe(n).make, **options.get(n, {})) for n in names}
 
 
-def counted(name: str, make: Callable[[Setting], Algorithm]) -> dict[str, Counted]:
+def counted(name: str, make: Callable[[Setting], Method]) -> dict[str, Counted]:
     """The method's bytes: of the last round before any tuning, and FedDisk's of both stages."""
     traits = recipes.recipe(name).traits
     model = branched() if traits.router else fixed() if traits.fixed_head else plain()
@@ -193,7 +193,7 @@ def counted(name: str, make: Callable[[Setting], Algorithm]) -> dict[str, Counte
     return {name: counts[ROUNDS - 1]}
 
 
-def played(algorithm: Algorithm, federation: Federation) -> dict[int, Seen]:
+def played(algorithm: Method, federation: Federation) -> dict[int, Seen]:
     """What messages carried, by round; 0: the exchange before round 1."""
     first, seen = (federation.params, federation.buffers), dict[int, Seen]()
 

@@ -35,7 +35,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 from workloads import WORKLOADS, Cnn, Workload, plain_round
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.engine.run import Federation, run
 from fedshift.flower.quiet import quiet
 
@@ -47,7 +47,7 @@ MIB = 1 << 20
 
 
 @cache
-def made(name: str, quick: bool) -> tuple[Federation, Algorithm, Workload]:
+def made(name: str, quick: bool) -> tuple[Federation, Method, Workload]:
     """A workload of benchmarks/workloads.py, once per process; convolutions are padded by 2."""
     workload = next(one for one in WORKLOADS if one.name == name)
     if workload.net is Cnn:

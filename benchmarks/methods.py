@@ -24,7 +24,7 @@ import results
 import torch
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.client.local import Local
 from fedshift.client.oracles import Sam
 from fedshift.data import client_data, register
@@ -51,7 +51,7 @@ EACH_STEP = {
 }  # fmt: skip
 
 
-def demanded(name: str, algorithm: Algorithm) -> float:
+def demanded(name: str, algorithm: Method) -> float:
     """Passes over examples that a client's round takes by the method's equations."""
     total = 0.0
     for key, phase in algorithm.at(2).phases().items():
@@ -76,7 +76,7 @@ def federation_of(model: Model, count: int) -> Federation:
     return Federation(clients, *model.init(), register(clients, CLASSES), Seeds.of(0))
 
 
-def second_round(algorithm: Algorithm, federation: Federation) -> Callable[[], object]:
+def second_round(algorithm: Method, federation: Federation) -> Callable[[], object]:
     """Round 2, to be played again and again; round 1 often lacks what a method looks back at."""
     everyone, first = torch.arange(len(federation.clients)), start(algorithm, federation)
     one = play_round(algorithm, federation, first.server, {}, everyone, 1)

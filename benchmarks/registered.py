@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.client.local import Local
 from fedshift.data import register
 from fedshift.engine.run import Federation, run
@@ -41,7 +41,7 @@ POOL, EXAMPLES, CLASSES, COHORT = 60_000, 60, 10, 100
 LOCAL = Local(lr=0.05, steps=3, batch=20)
 
 
-def begun(x: Tensor, y: Tensor, count: int) -> tuple[Federation, Algorithm]:
+def begun(x: Tensor, y: Tensor, count: int) -> tuple[Federation, Method]:
     """So many registered clients of the pool, and what they train."""
     starts = torch.randint(POOL - EXAMPLES, (count,), generator=generator(1, "benchmark", "W6"))
     clients = Pooled(x, y, starts, torch.full((count,), EXAMPLES))

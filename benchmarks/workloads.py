@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift import Federation, recipes
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.client.local import Local
 from fedshift.data import ClientData, client_data, register
 from fedshift.model import build
@@ -55,9 +55,9 @@ class Workload:
     local: Local
     cohort: int | None = None
     labels: int = CLASSES
-    method: Callable[[Setting], Algorithm] = recipes.fedavg
+    method: Callable[[Setting], Method] = recipes.fedavg
 
-    def federation(self, quick: bool) -> tuple[Federation, Algorithm]:
+    def federation(self, quick: bool) -> tuple[Federation, Method]:
         """The clients with random inputs, and the method; a fifth of the examples if `quick`."""
         source = generator(0, "benchmark", self.name)
         n = max(self.examples // 5, self.local.batch) if quick else self.examples

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedala import FedAla
 from fedshift.algorithms.fedas import FedAs
 from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.method import Method
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Proximal
 from fedshift.recipes import one_model, personal
@@ -79,7 +79,7 @@ def fedrep_drm_repo(setting: Setting) -> FedAvg:
 
 
 @method()
-def fedbabu_drm_repo(setting: Setting, *, tune_rounds: LastRounds = 200) -> Algorithm:
+def fedbabu_drm_repo(setting: Setting, *, tune_rounds: LastRounds = 200) -> Method:
     """FedBABU with the last quarter of 800 rounds for the heads alone.
 
     Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedbabu.py.

@@ -119,7 +119,7 @@ def test_the_engine_imports_the_protocol_alone() -> None:
 USES = {
     "fedshift_papers": {"cli", "datasets", "experiments", "record", "report", "sweeps", "shifts"}
     | {"__version__", "arguments", "csv_counts", "errors", "files", "recipes", "seeds", "sketch"}
-    | {"algorithms.base", "algorithms.fedavg", "algorithms.weighing", "client.importance"}
+    | {"algorithms.fedavg", "algorithms.weighing", "client.importance"}
     | {"client.local", "engine.backend_names", "server.combine"}
     | {"server.confree", "tree"}
     | {"engine.run", "server.pals"},

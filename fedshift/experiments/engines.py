@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.engine.backend_names import FIT, GONE, NAMES, ON_IMAGES, ONE_BY_ONE, QUICKER, SPREAD
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.choosing.fastest import check_fit, probe
@@ -42,7 +42,7 @@ class Engine(Protocol):
 
     def rounds(
         self,
-        algorithm: Algorithm,
+        algorithm: Method,
         federation: Federation,
         training: Training,
         options: Mapping[str, Any],
@@ -69,7 +69,7 @@ class Engine(Protocol):
 class OnSites(Protocol):
     """An engine whose clients keep their models to themselves and send counts and sums only."""
 
-    def own_scores(self, algorithm: Algorithm, current: Round) -> Mapping[int, OwnScores]:
+    def own_scores(self, algorithm: Method, current: Round) -> Mapping[int, OwnScores]:
         """The scores of the clients that answered, by id; `current` is the last round."""
 
     def sites(self) -> Clients:
@@ -215,7 +215,7 @@ class InProcess:
 
     def rounds(
         self,
-        algorithm: Algorithm,
+        algorithm: Method,
         federation: Federation,
         training: Training,
         options: Mapping[str, Any],
@@ -247,7 +247,7 @@ class InProcess:
         return backend.during(played) if isinstance(backend, Quicker) else played
 
     def _spread(
-        self, algorithm: Algorithm, federation: Federation, training: Training,
+        self, algorithm: Method, federation: Federation, training: Training,
         after: Round | None, meter: Meter | None,
     ) -> Iterator[Round]:  # fmt: skip
         """Rounds trained in worker processes, unless "auto" finds another way faster."""
@@ -297,7 +297,7 @@ def _check_limits(way: Way, training: Training) -> None:
 
 
 def _fastest(
-    algorithm: Algorithm, federation: Federation, cohort: int | None, count: int, say: Say
+    algorithm: Method, federation: Federation, cohort: int | None, count: int, say: Say
 ) -> Way:
     """The backend that is fastest in the first steps of round 1, with up to `count` processes."""
     with _open_contenders(federation, count) as contenders:

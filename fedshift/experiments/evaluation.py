@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.data import Examples, Task
 from fedshift.engine.run import Federation, Round
 from fedshift.estimate import AccuracyEstimate
@@ -71,7 +71,7 @@ class Evaluation:
 
 
 def evaluate(
-    algorithm: Algorithm, current: Round, federation: Federation, task: Task,
+    algorithm: Method, current: Round, federation: Federation, task: Task,
     metrics: Mapping[str, Metric] = MappingProxyType({}),
     sent: Mapping[int, Scored] | None = None,
 ) -> Evaluation:  # fmt: skip
@@ -115,7 +115,7 @@ def evaluate(
 
 
 def measure_round(
-    algorithm: Algorithm, federation: Federation, task: Task, engine: Engine,
+    algorithm: Method, federation: Federation, task: Task, engine: Engine,
     metrics: Mapping[str, Metric], current: Round,
 ) -> Evaluation:  # fmt: skip
     """The scores after a round: computed here, or sent by clients that keep their models."""
@@ -128,7 +128,7 @@ def measure_round(
 
 
 def measure_at_end(
-    algorithm: Algorithm, current: Round, federation: Federation, task: Task, scores: Evaluation,
+    algorithm: Method, current: Round, federation: Federation, task: Task, scores: Evaluation,
     engine: Engine,
 ) -> LastRound | None:  # fmt: skip
     """Measurements of the last round only, where clients serve their own models."""
@@ -146,7 +146,7 @@ def metrics_of_round(
     evaluation: Evaluation,
     federation: Federation,
     task: Task,
-    algorithm: Algorithm,
+    algorithm: Method,
 ) -> Metrics:
     """The numbers of one evaluated round."""
     remaining = reach(current, federation.table, task.target, algorithm)
@@ -172,7 +172,7 @@ def metrics_of_round(
 
 
 def evaluate_on_sites(
-    engine: OnSites, algorithm: Algorithm, current: Round, federation: Federation, task: Task
+    engine: OnSites, algorithm: Method, current: Round, federation: Federation, task: Task
 ) -> Evaluation:
     """As `evaluate`, from what each client sends: its own model's scores on its own examples.
 
@@ -218,7 +218,7 @@ def _served_metrics(current: Round, given: list[OwnScores], sizes: Tensor) -> Se
 
 def last_round_on_sites(
     engine: OnSites,
-    algorithm: Algorithm,
+    algorithm: Method,
     current: Round,
     federation: Federation,
     observed: Observed,

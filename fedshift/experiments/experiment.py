@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method as Algorithm
 from fedshift.client.local import Local
 from fedshift.data import ClientData, Task
 from fedshift.engine.profile import (

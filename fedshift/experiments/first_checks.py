@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.data import Task
 from fedshift.engine.preflight.method import check_company
 from fedshift.engine.preflight.network import check_rows
@@ -16,7 +16,7 @@ from fedshift.experiments.measures.served import whole
 
 
 def check_first_round(
-    algorithm: Algorithm, federation: Federation, training: Training, task: Task
+    algorithm: Method, federation: Federation, training: Training, task: Task
 ) -> None:
     """Raise InputError for a round 1 that cannot be opened, before anything is written or trained.
 
@@ -47,7 +47,7 @@ def check_first_round(
         )
 
 
-def check_own_models(name: str, algorithm: Algorithm, federation: Federation) -> None:
+def check_own_models(name: str, algorithm: Method, federation: Federation) -> None:
     """Raise InputError for a method whose clients cannot test their own models.
 
     They cannot where the model that a client serves needs a part of the server's state that is

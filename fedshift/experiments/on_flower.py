@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method as Algorithm
 from fedshift.engine.preflight.method import check_training
 from fedshift.engine.preflight.network import check_model
 from fedshift.engine.run import Federation, Round

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method as Algorithm
 from fedshift.arguments import called, check_whole
 from fedshift.calls import called_as
 from fedshift.errors import InputError

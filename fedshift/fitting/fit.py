@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method as Algorithm
 from fedshift.calls import called_as
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config.custom import Metric

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm, check_method
+from fedshift.algorithms.method import Method as Algorithm
+from fedshift.algorithms.method import check_method
 from fedshift.arguments import called
 from fedshift.calls import too_many
 from fedshift.errors import InputError, nearest

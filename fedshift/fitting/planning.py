@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method as Algorithm
 from fedshift.arguments import called, check_whole
 from fedshift.client.objectives import Term
 from fedshift.errors import InputError

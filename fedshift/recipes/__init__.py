@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.arguments import check_kind, settled
 from fedshift.errors import InputError, unknown
 from fedshift.plugins import METHODS, loaded, registered
@@ -51,7 +51,7 @@ _MODULES: tuple[Any, ...] = (
     weighed,
 )  # fmt: skip
 # By name; modules import one another's methods, which are the same ones.
-_MADE: dict[str, Callable[..., Algorithm]] = {
+_MADE: dict[str, Callable[..., Method]] = {
     make.__name__: make
     for module in _MODULES
     for make in vars(module).values()
@@ -61,12 +61,12 @@ __all__ = sorted(_MADE)
 _TRAITS: dict[str, Traits] = {name: vars(make)["traits"] for name, make in _MADE.items()}
 
 
-def _checked(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
+def _checked(make: Callable[..., Method]) -> Callable[..., Method]:
     """The recipe, with its setting and options checked before it uses them."""
     hints = get_type_hints(make, include_extras=True)
 
     @functools.wraps(make)
-    def checked(setting: Setting, **options: Any) -> Algorithm:
+    def checked(setting: Setting, **options: Any) -> Method:
         cure = "give Setting(model, target), target being the label shares"
         check_kind(f"the setting of {make.__name__}", setting, Setting, cure)
         for name in options.keys() & hints.keys():
@@ -92,13 +92,13 @@ for _name, _make in _MADE.items():
 
 
 @functools.cache
-def _registered(name: str) -> Callable[..., Algorithm] | None:
+def _registered(name: str) -> Callable[..., Method] | None:
     """The method of this name that another package registers (`fedshift.plugins`), or None."""
     point = registered(METHODS).get(name)
     return None if point is None else _checked(loaded(point, FunctionType, "method"))
 
 
-def __getattr__(name: str) -> Callable[..., Algorithm]:
+def __getattr__(name: str) -> Callable[..., Method]:
     make = None if name.startswith("_") else _registered(name)
     if make is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -115,7 +115,7 @@ class Recipe:
     """A recipe as a value: its name, summary, reference, note, options and traits."""
 
     name: str
-    make: Callable[..., Algorithm]
+    make: Callable[..., Method]
     summary: str
     reference: str
     note: str
@@ -186,8 +186,8 @@ def fitting(name: str, options: Mapping[str, Any]) -> Recipe:
     return recipe(name) if fixed else recipe(name, {"weights": weights})
 
 
-def made_by(make: Callable[..., Algorithm]) -> Recipe:
-    """The recipe that a function (setting, *, options) -> Algorithm of one's own is.
+def made_by(make: Callable[..., Method]) -> Recipe:
+    """The recipe that a function (setting, *, options) -> Method of one's own is.
 
     Its options are its keyword-only arguments. Raises InputError for what cannot be called so.
 
@@ -208,7 +208,7 @@ def made_by(make: Callable[..., Algorithm]) -> Recipe:
     return _described(name, make, Traits())
 
 
-def _described(name: str, make: Callable[..., Algorithm], traits: Traits) -> Recipe:
+def _described(name: str, make: Callable[..., Method], traits: Traits) -> Recipe:
     text = inspect.getdoc(make) or ""
     try:
         signature = inspect.signature(make, eval_str=True)
@@ -233,7 +233,7 @@ def _described(name: str, make: Callable[..., Algorithm], traits: Traits) -> Rec
 
 
 @functools.cache  # a table of results asks for the same few methods ten thousand times
-def _of_the_library(name: str, make: Callable[..., Algorithm]) -> Recipe:
+def _of_the_library(name: str, make: Callable[..., Method]) -> Recipe:
     return _described(name, make, traits_of(name))
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack, cast, get_args
 
-from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.labelsets import LabelSets, Mode
+from fedshift.algorithms.method import Method
 from fedshift.algorithms.scaffold import Option
 from fedshift.algorithms.tuning import (
     CentralTuning,
@@ -27,7 +27,7 @@ from fedshift.recipes import one_model, personal
 from fedshift.recipes.setting import Setting
 from fedshift.recipes.traits import PersonalLam, ProximalMu, Traits, method
 
-Made = TypeVar("Made", bound=Callable[..., Algorithm])
+Made = TypeVar("Made", bound=Callable[..., Method])
 Tune = Literal["none", "mse", "pairwise", "kl"]
 SetMode = Annotated[Mode, "who learns which labels a client holds"]
 TunedPart = Annotated[Part, "what the server tunes"]
@@ -68,7 +68,7 @@ def _sharing(make: Made) -> Made:
     signature = alone.replace(parameters=[*list(alone.parameters.values())[:-1], *shared])
 
     @functools.wraps(make)
-    def recipe(setting: Setting, **options: Any) -> Algorithm:
+    def recipe(setting: Setting, **options: Any) -> Method:
         for name in options.keys() - signature.parameters.keys():
             raise TypeError(f"{make.__name__}() got an unexpected keyword argument '{name}'")
         return make(setting, **{**_DEFAULTS, **options})
@@ -81,7 +81,7 @@ def _sharing(make: Made) -> Made:
 
 @method(Traits(page="labelsets"))
 @_sharing
-def labelset_fedavg(setting: Setting, **shared: Unpack[Shared]) -> Algorithm:
+def labelset_fedavg(setting: Setting, **shared: Unpack[Shared]) -> Method:
     """FedAvg whose clients know, send and receive only their own labels' rows of the head.
 
     Reference: Breitholtz, Listo Zec and Johansson 2025, "Federated learning with heterogeneous and
@@ -97,7 +97,7 @@ def labelset_fedavg(setting: Setting, **shared: Unpack[Shared]) -> Algorithm:
 @_sharing
 def labelset_fedprox(
     setting: Setting, *, mu: ProximalMu = 0.01, **shared: Unpack[Shared]
-) -> Algorithm:
+) -> Method:
     """FedProx whose clients know, send and receive only their own labels' rows of the head.
 
     Reference: Breitholtz, Listo Zec and Johansson 2025, arXiv 2508.18774.
@@ -110,7 +110,7 @@ def labelset_fedprox(
 @_sharing
 def labelset_scaffold(
     setting: Setting, *, option: Option = "II", **shared: Unpack[Shared]
-) -> Algorithm:
+) -> Method:
     """SCAFFOLD with private label sets: controls have rows for a client's own labels alone.
 
     Reference: ours; the question is left open in Breitholtz, Listo Zec and Johansson 2025,
@@ -123,9 +123,7 @@ def labelset_scaffold(
 
 @method(Traits(page="labelsets"))
 @_sharing
-def labelset_ditto(
-    setting: Setting, *, lam: PersonalLam = 1.0, **shared: Unpack[Shared]
-) -> Algorithm:
+def labelset_ditto(setting: Setting, *, lam: PersonalLam = 1.0, **shared: Unpack[Shared]) -> Method:
     """Ditto with private label sets: personal models over a client's own labels alone.
 
     Reference: ours; the question is left open in Breitholtz, Listo Zec and Johansson 2025,
@@ -136,7 +134,7 @@ def labelset_ditto(
     return _tuned(setting, personal.ditto(setting, lam=lam), shared)
 
 
-def _tuned(setting: Setting, inner: FedAvg | Ditto, shared: Shared) -> Algorithm:
+def _tuned(setting: Setting, inner: FedAvg | Ditto, shared: Shared) -> Method:
     """`inner` with label sets and, unless tune is "none", central tuning."""
     tune = shared["tune"]
     how: dict[str, Any] = {k.removeprefix("tune_"): v for k, v in shared.items() if k in _OF_TUNING}

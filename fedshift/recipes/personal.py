@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.finetune import FineTune
 from fedshift.algorithms.local_only import LocalOnly
+from fedshift.algorithms.method import Method
 from fedshift.client.local import Local
 from fedshift.client.sharing import Share
 from fedshift.errors import InputError, check_name, nearest
@@ -32,7 +32,7 @@ def local_only(setting: Setting) -> LocalOnly:
     return LocalOnly(setting.model, local=setting.local)
 
 
-def _tuned(setting: Setting, inner: Algorithm, tune_rounds: int, tune: Local) -> Algorithm:
+def _tuned(setting: Setting, inner: Method, tune_rounds: int, tune: Local) -> Method:
     """`inner`, with fine-tuning in the last `tune_rounds` of the setting's rounds."""
     if not tune_rounds:
         return inner  # bit for bit: not even the state of fine-tuning is added
@@ -51,7 +51,7 @@ def _tuned(setting: Setting, inner: Algorithm, tune_rounds: int, tune: Local) ->
 
 
 @method(Traits(page="finetune"))
-def fedavgft(setting: Setting, *, tune_rounds: LastRounds = 100) -> Algorithm:
+def fedavgft(setting: Setting, *, tune_rounds: LastRounds = 100) -> Method:
     """FedAvg, then every client tunes the whole model alone in the last rounds.
 
     Reference: Wang et al. 2026, "Beyond aggregation: guiding clients in heterogeneous federated
@@ -62,9 +62,7 @@ def fedavgft(setting: Setting, *, tune_rounds: LastRounds = 100) -> Algorithm:
 
 
 @method(Traits(page="finetune"))
-def fedproxft(
-    setting: Setting, *, mu: ProximalMu = 0.01, tune_rounds: LastRounds = 100
-) -> Algorithm:
+def fedproxft(setting: Setting, *, mu: ProximalMu = 0.01, tune_rounds: LastRounds = 100) -> Method:
     """FedProx, then every client tunes the whole model alone, without the pull.
 
     Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 4 (baseline).
@@ -74,7 +72,7 @@ def fedproxft(
 
 
 @method(Traits(page="finetune"))
-def fedsamft(setting: Setting, *, rho: float = 0.05, tune_rounds: LastRounds = 100) -> Algorithm:
+def fedsamft(setting: Setting, *, rho: float = 0.05, tune_rounds: LastRounds = 100) -> Method:
     """FedSAM, then every client tunes the whole model alone, by plain SGD.
 
     Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 4 (baseline).
@@ -175,7 +173,7 @@ def fedrep(setting: Setting, *, head_epochs: Count = 10) -> FedAvg:
 @method()
 def fedbabu(
     setting: Setting, *, tune_rounds: LastRounds = 5, tune_part: TunePart = "full"
-) -> Algorithm:
+) -> Method:
     """FedAvg on the body under a head that stays fixed, then every client tunes alone.
 
     Reference: Oh, Kim and Yun 2022, "FedBABU: toward enhanced representation for federated image

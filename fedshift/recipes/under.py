@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.errors import InputError, check_name, shown
 from fedshift.recipes.setting import Setting
 from fedshift.recipes.traits import SizeLam, Traits
@@ -51,7 +51,7 @@ RULES: dict[str, Callable[..., Weights]] = {
 }  # fmt: skip
 
 
-def under(algorithm: Algorithm, weights: Weights) -> Algorithm:
+def under(algorithm: Method, weights: Weights) -> Method:
     """The method with its clients weighed by another rule; a wrapper's inner method is meant.
 
     Raises InputError for a method without a mean of its clients.
@@ -85,11 +85,11 @@ def options_of(rule: str, taken: Mapping[str, inspect.Parameter]) -> dict[str, i
 
 
 def making(
-    make: Callable[..., Algorithm], its: Mapping[str, inspect.Parameter]
-) -> Callable[..., Algorithm]:
+    make: Callable[..., Method], its: Mapping[str, inspect.Parameter]
+) -> Callable[..., Method]:
     """The recipe `make` with the option `weights` and those of the rule that it names."""
 
-    def made(setting: Setting, *, weights: str, **options: Any) -> Algorithm:
+    def made(setting: Setting, *, weights: str, **options: Any) -> Method:
         of_rule = {k: v for k, v in options.items() if k in options_of(weights, its)}
         algorithm = make(setting, **{k: v for k, v in options.items() if k not in of_rule})
         if weights == "fedpals" and not of_rule.keys() & {"lam", "ess"}:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask, check_method
+from fedshift.algorithms.method import Method, check_method
 from fedshift.arguments import check_kind, check_whole
 from fedshift.data import ClientData, check_clients
 from fedshift.errors import InputError, check_name
@@ -84,7 +84,7 @@ class Router:
     @classmethod
     def of(
         cls,
-        algorithm: Algorithm,
+        algorithm: Method,
         server: Parts,
         states: Mapping[int, Parts],
         prior: Prior = "posterior",
@@ -109,7 +109,7 @@ class Router:
         check_kind("server", server, dict, cure)
         if "params" not in server:
             raise InputError(f'server has no "params", as a round\'s has; {cure}')
-        if not untrained and not ask(algorithm, Capabilities.trains_router):
+        if not untrained and not algorithm.trains_router():
             raise InputError(
                 f"this {type(algorithm).__name__} has trained no router: nothing in its objective "
                 "asks which client an example comes from. Train with recipes.feddrm (lam below 1) "
@@ -124,7 +124,7 @@ class Router:
     @classmethod
     def of_sites(
         cls,
-        algorithm: Algorithm,
+        algorithm: Method,
         server: Parts,
         first: Pair,
         took_part: Iterable[int],

@@ -92,7 +92,7 @@ def _check_needs(rule: Weights) -> None:
 def total(updates: Parts, part: str, weights: Tensor) -> Params:
     """sum_i w_i v_i of a part of the updates, leaves [...]; weights [C].
 
-    If the engine has already summed the part (`algorithms.base.Capabilities.sums`), its leaves are
+    If the engine has already summed the part (`algorithms.method.Method.sums`), its leaves are
     that sum; otherwise they are stacked, [C, ...]. Raises ValueError if it was summed by other
     weights.
     """

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.feddisk import FedDisk
+from fedshift.algorithms.method import Method
 from fedshift.algorithms.weighing import (
     Estimate,
     centred,
@@ -74,10 +74,10 @@ def test_density_rounds_are_fedavg_of_the_density(inputs: Setting, federated: An
 
 
 def play(
-    algorithm: Algorithm,
+    algorithm: Method,
     federation: Federation,
     rounds: Sequence[int],
-    plans_of: Callable[[Algorithm, ClientData, int], Any],
+    plans_of: Callable[[Method, ClientData, int], Any],
 ) -> tuple[Parts, list[Parts]]:
     """Rounds by hand, so that clients can be given the same batches: (server, states)."""
     server = start(algorithm, federation).server
@@ -111,10 +111,10 @@ def test_equal_clients_with_equal_batches_have_direct_weights_of_exactly_one(
     algorithm = fast(direct(inputs))
     rounds = range(1, algorithm.rounds_before_inner + 1)
 
-    def as_the_first(stage: Algorithm, data: ClientData, t: int) -> Any:
+    def as_the_first(stage: Method, data: ClientData, t: int) -> Any:
         return plan_all(stage.phases(), data, t, 0, 0)
 
-    def each_its_own(stage: Algorithm, data: ClientData, t: int) -> Any:
+    def each_its_own(stage: Method, data: ClientData, t: int) -> Any:
         return plan_all(stage.phases(), data, t, 0, int(data.id))
 
     federation = federated(twins(4))

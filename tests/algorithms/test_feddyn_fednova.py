@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.feddyn import FedDyn
 from fedshift.algorithms.fednova import normaliser
+from fedshift.algorithms.method import Method
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Proximal, Term, View
 from fedshift.engine.run import run
@@ -104,7 +104,7 @@ def test_feddyn_stops_at_the_minimiser() -> None:
     model, federation = quadratic_model(), quadratic_federation((3, 4, 6), (5.0, 5.0))
     local, best = Local(lr=0.1, batch=1), THREE.minimiser(torch.ones(3))
 
-    def miss(algorithm: Algorithm, rounds: int = 20) -> float:
+    def miss(algorithm: Method, rounds: int = 20) -> float:
         return float((theta(final(algorithm, federation, rounds)) - best).abs().max())
 
     assert miss(feddyn(model, 1.0, THREE, local), 60) < 1e-7
@@ -204,7 +204,7 @@ def test_fednova_steps_along_the_true_gradient(momentum: float, weights: Any) ->
     assert float((plain - step).abs().max()) > 0.1
 
 
-def fixed_point(algorithm: Algorithm) -> Tensor:
+def fixed_point(algorithm: Method) -> Tensor:
     """theta = R theta + s solved from three single rounds, a round on quadratics being affine."""
     starts = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
     s, x, y = (theta(final(algorithm, quadratic_federation(UNEQUAL, at), 1)) for at in starts)

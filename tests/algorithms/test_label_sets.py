@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.labelsets import LabelSets, Mode
+from fedshift.algorithms.method import Method
 from fedshift.client.local import Local, plan_all
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.data import ClientData, client_data, register
@@ -50,7 +50,7 @@ def full_clients(sizes: tuple[int, ...] = SIZES) -> tuple[ClientData, ...]:
     )
 
 
-def job(algorithm: Algorithm, federation: Federation, client: int, t: int = 1) -> Given:
+def job(algorithm: Method, federation: Federation, client: int, t: int = 1) -> Given:
     """The job of a client in the first round, with all clients."""
     server = start(algorithm, federation).server
     everyone = torch.arange(len(federation.clients))
@@ -61,11 +61,11 @@ def job(algorithm: Algorithm, federation: Federation, client: int, t: int = 1) -
     return Given(client, algorithm.broadcast(server | cohort, client), state, data, plans)
 
 
-def sent(algorithm: Algorithm, federation: Federation, client: int) -> Parts:
+def sent(algorithm: Method, federation: Federation, client: int) -> Parts:
     return algorithm.client_update(*job(algorithm, federation, client)[1:5])[0]
 
 
-def labels_of(algorithm: Algorithm, federation: Federation, client: int) -> Tensor:
+def labels_of(algorithm: Method, federation: Federation, client: int) -> Tensor:
     """The label in each slot of a client's messages, -1 in empty ones."""
     return start(algorithm, federation).server["sets"]["slot"][client]
 

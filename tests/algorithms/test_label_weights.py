@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.method import Method
 from fedshift.algorithms.so_far import SoFar
 from fedshift.client.local import Local
 from fedshift.engine.round import open_round
@@ -53,7 +53,7 @@ def target_step(target: tuple[float, ...], federation: Any) -> dict[str, Tensor]
     return {k: (v - LR * g).detach() for (k, v), g in steps}
 
 
-def weighed(name: str, target: tuple[float, ...]) -> Algorithm:
+def weighed(name: str, target: tuple[float, ...]) -> Method:
     setting = Setting(softmax_regression(), target, ONE_STEP)
     make: Any = getattr(recipes, name)
     return make(setting, clip=math.inf)

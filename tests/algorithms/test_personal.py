@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedala import FedAla
 from fedshift.algorithms.fedas import FedAs
@@ -17,6 +16,7 @@ from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.fedpac import FedPac
 from fedshift.algorithms.finetune import FineTune
 from fedshift.algorithms.local_only import LocalOnly
+from fedshift.algorithms.method import Method
 from fedshift.client.local import Local, plan_all
 from fedshift.client.mixing import Mix
 from fedshift.client.objectives import CrossEntropy
@@ -49,7 +49,7 @@ def heavy(mlp: Model) -> Setting:
     return Setting(mlp, TARGET, HEAVY, rounds=3)
 
 
-def models(algorithm: Algorithm, federation: Federation, played: Round) -> list[Params]:
+def models(algorithm: Method, federation: Federation, played: Round) -> list[Params]:
     """What the clients of a round serve after it."""
     stage = algorithm.at(played.t)
     return [stage.model_for(played.server, played.states[i])[0] for i in range(6)]
@@ -206,7 +206,7 @@ def four(setting: Setting) -> Setting:
     return replace(setting, rounds=4)
 
 
-def served(algorithm: Algorithm, federation: Federation, played: Round, client: int) -> Any:
+def served(algorithm: Method, federation: Federation, played: Round, client: int) -> Any:
     """The parameters that a client serves after a round."""
     data = federation.clients[client]
     fresh = algorithm.init_client(federation.params, federation.buffers, data)
@@ -225,7 +225,7 @@ def test_the_schedule_goes_on_through_tuning(four: Setting, federated: Any) -> N
         next(run(algorithm, federated(), 5))
 
 
-def recorded(algorithm: Algorithm, federation: Federation, **options: Any) -> dict[int, list[Any]]:
+def recorded(algorithm: Method, federation: Federation, **options: Any) -> dict[int, list[Any]]:
     """(client, message, update) of every job, by round."""
     seen: dict[int, list[Any]] = {}
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.engine.run import start
 from fedshift.recipes import Setting
 from support.every_method import MAKE
@@ -39,7 +39,7 @@ def kind(weights: Tensor, n: Tensor) -> str:
     return "uniform" if float((weights - 1 / len(n)).abs().max()) < 1e-12 else "target|rule"
 
 
-def weighed(algorithm: Algorithm) -> str:
+def weighed(algorithm: Method) -> str:
     """The kind of the weights in round 1, of six clients of 7 to 40 examples."""
     federation = make_federation(algorithm.model)
     server, stage = start(algorithm, federation).server, algorithm.at(1)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift import recipes
-from fedshift.algorithms.base import is_elementwise
 from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.method import is_elementwise
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy
 from fedshift.client.oracles import Clip, Shift

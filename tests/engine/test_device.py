@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.client.local import Local
 from fedshift.data import ClientData
 from fedshift.engine.backends import Backend, Job, Reply, Stage, loop
@@ -42,7 +42,7 @@ LOOKS |= {"fedala", "fedala of all layers"}
 LOOKS -= {"labelset_fedavg holders", "labelset_fedavg + pairwise"}
 
 
-def replies_there(within: Backend, algorithm: Algorithm, federation: Federation) -> list[Reply]:
+def replies_there(within: Backend, algorithm: Method, federation: Federation) -> list[Reply]:
     """The replies of three clients in round 1, trained by `within` on the device."""
     replies: list[Reply] = []
 

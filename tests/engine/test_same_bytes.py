@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.engine.run import Federation, Round, draw_cohort, play_round, start
 from fedshift.experiments.experiment import record
 from fedshift.experiments.listeners import ignore_event
@@ -50,7 +50,7 @@ def test_measuring_changes_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != seldom
 
 
-def after(algorithm: Algorithm, federation: Federation, cohorts: list[list[int]]) -> Round:
+def after(algorithm: Method, federation: Federation, cohorts: list[list[int]]) -> Round:
     """The state after a round with each of these cohorts."""
     current = start(algorithm, federation)
     for t, ids in enumerate(cohorts, 1):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedshift import datasets, recipes
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.data import client_data
 from fedshift.datasets import writers
 from fedshift.errors import InputError, TrainingError
@@ -203,7 +203,7 @@ def test_a_run_without_rounds_to_train_is_refused(method: str) -> None:
 def test_a_method_gets_the_shape_of_an_input_and_the_seed_of_first_weights() -> None:
     given: list[Setting] = []
 
-    def make(setting: Setting) -> Algorithm:
+    def make(setting: Setting) -> Method:
         given.append(setting)
         return recipes.fedavg(setting)
 

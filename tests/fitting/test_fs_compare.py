@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import fedshift as fs
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.errors import InputError
 from fedshift.recipes import Setting, fedprox
 from support.custom_tasks import Net, hospitals, rows
@@ -24,7 +24,7 @@ from support.custom_tasks import Net, hospitals, rows
 FAST: dict[str, Any] = {"rounds": 3, "steps": 2, "evaluate_every": 1}
 
 
-def mine(setting: Setting, *, mu: float = 0.3) -> Algorithm:
+def mine(setting: Setting, *, mu: float = 0.3) -> Method:
     """FedProx by another name."""
     return fedprox(setting, mu=mu)
 
@@ -232,7 +232,7 @@ def test_an_interruption_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_methods_by_names_of_ones_choice_and_a_failure_that_names_the_client() -> None:
-    def bad(setting: Setting) -> Algorithm:
+    def bad(setting: Setting) -> Method:
         return replace(fedprox(setting, mu=0.0), local=replace(setting.local, lr=3e38))  # type: ignore[type-var]
 
     table = fs.compare(

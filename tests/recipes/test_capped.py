@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.method import Method
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.round import open_round, restrict_to
 from fedshift.engine.run import Federation, Round, draw_cohort, play_round, start
@@ -35,7 +35,7 @@ def lied_to(federation: Federation) -> Federation:
     return replace(federation, table=table)
 
 
-def played(method: Algorithm, federation: Federation, rounds: int, size: int = 6) -> list[Round]:
+def played(method: Method, federation: Federation, rounds: int, size: int = 6) -> list[Round]:
     """The rounds, without `run`'s check that the table is of these clients."""
     done = [start(method, federation)]
     for t in range(1, rounds + 1):

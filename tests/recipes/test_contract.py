@@ -1,4 +1,4 @@
-"""Every recipe against every clause of the contract in `algorithms/base.py`."""
+"""Every recipe against every clause of the contract in `algorithms/method.py`."""
 
 from __future__ import annotations
 

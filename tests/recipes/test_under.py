@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.engine.preflight.method import pals_of
 from fedshift.errors import InputError
 from fedshift.experiments.config.load import load_with_source
@@ -25,7 +25,7 @@ from support.small_runs import text_of
 FEDPALS = {"weights": "fedpals", "ess": 0.6}
 
 
-def made(name: str, setting: Setting, **options: Any) -> Algorithm:
+def made(name: str, setting: Setting, **options: Any) -> Method:
     return recipes.recipe(name, options).make(setting, **options)
 
 

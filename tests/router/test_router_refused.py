@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.finetune import FineTune
 from fedshift.algorithms.local_only import LocalOnly
+from fedshift.algorithms.method import Method
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.client.origin import ClientEntropy
@@ -158,7 +158,7 @@ def test_what_cannot_be_measured(measure: Any, given: Any, origin: Any, word: st
 
 def test_methods_that_train_no_router(queries: Tensor) -> None:
     setting, plain = routed_setting(MODEL), routed_setting(routed_model(None))
-    methods: list[tuple[Algorithm, Model]] = [
+    methods: list[tuple[Method, Model]] = [
         (recipes.fedavg(setting), MODEL), (recipes.fedper(plain), plain.model),
         (recipes.feddrm(setting, lam=1.0), MODEL), (LocalOnly(MODEL), MODEL),
         (FineTune(recipes.fedavg(setting), 0), MODEL),

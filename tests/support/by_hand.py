@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.method import Method
 from fedshift.client.local import Local, plan_all
 from fedshift.client.objectives import Term, View
 from fedshift.data import client_data, register
@@ -25,7 +25,7 @@ from support.federations import CLASSES, FEATURES, double, make_clients, make_fe
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def final(algorithm: Algorithm, federation: Federation, rounds: int = 2, **options: Any) -> Round:
+def final(algorithm: Method, federation: Federation, rounds: int = 2, **options: Any) -> Round:
     return list(run(algorithm, federation, rounds, **options))[-1]
 
 
@@ -101,7 +101,7 @@ class Hand:
     """Softmax regression on one federation with plain arrays: theta [K, d + 1], bias last."""
 
     federation: Federation
-    algorithm: Algorithm
+    algorithm: Method
 
     def start(self) -> Array:
         return self.flat(self.federation.params)

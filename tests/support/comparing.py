@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.data import Batch, ClientData
 from fedshift.engine.run import Federation
 from support.by_hand import final, max_difference
 
 
-def same(a: Algorithm, b: Algorithm, federation: Federation, rounds: int = 2) -> float:
+def same(a: Method, b: Method, federation: Federation, rounds: int = 2) -> float:
     """The distance between two methods' models after some rounds; 0 means equal bits."""
     one, two = final(a, federation, rounds), final(b, federation, rounds)
     return max_difference(one.server["params"], two.server["params"])

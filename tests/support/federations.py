@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.client.local import plan_all
 from fedshift.data import ClientData, Plan, client_data, register
 from fedshift.engine.run import Federation
@@ -77,7 +77,7 @@ class Given(NamedTuple):
     plans: Mapping[str, Plan]
 
 
-def one_job(algorithm: Algorithm, federation: Federation, client: int = 1) -> Given:
+def one_job(algorithm: Method, federation: Federation, client: int = 1) -> Given:
     """What `client` is given in round 1."""
     data = federation.clients[client]
     server = algorithm.init(federation.params, federation.buffers, federation.table)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from flwr.app import Message
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.engine.run import Federation, Round, run
 from fedshift.flower import AlgorithmStrategy, LocalGrid, Site, client_app, play
 from fedshift.tree import flatten
@@ -16,13 +16,13 @@ from support.federations import CLASSES
 from support.rounds import everything
 
 
-def sites(algorithm: Algorithm, federation: Federation) -> Any:
+def sites(algorithm: Method, federation: Federation) -> Any:
     """The site of each client of a federation."""
     first = (federation.params, federation.buffers)
     return lambda i: Site(algorithm, federation.clients[i], federation.seeds.batch, first=first)
 
 
-def strategy_of(algorithm: Algorithm, federation: Federation, **given: Any) -> AlgorithmStrategy:
+def strategy_of(algorithm: Method, federation: Federation, **given: Any) -> AlgorithmStrategy:
     defaults = {
         "clients": len(federation.clients),
         "classes": CLASSES,
@@ -34,7 +34,7 @@ def strategy_of(algorithm: Algorithm, federation: Federation, **given: Any) -> A
 
 
 def on_flower(
-    algorithm: Algorithm,
+    algorithm: Method,
     federation: Federation,
     rounds: int,
     *,
@@ -49,7 +49,7 @@ def on_flower(
 
 
 def in_process(
-    algorithm: Algorithm, federation: Federation, rounds: int, cohort: int | None = None
+    algorithm: Method, federation: Federation, rounds: int, cohort: int | None = None
 ) -> Round:
     return list(run(algorithm, federation, rounds, cohort=cohort))[-1]
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.engine.backends import Job, Reply, Stage, loop
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.round import Opened, Round, admit, close_round, open_round
@@ -51,7 +51,7 @@ class Arena:
         return close_round(self.opened, self.server, good, bad, self.gate, table, seed)
 
 
-def arena(algorithm: Algorithm, federation: Federation, gate: Gate) -> Arena:
+def arena(algorithm: Method, federation: Federation, gate: Gate) -> Arena:
     """Round 1 of a federation, in which all clients train once."""
     server = start(algorithm, federation).server
     clients, seed = federation.clients, federation.seeds.batch

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.client.local import Local, plan_all
 from fedshift.engine.run import Federation, Round, run
 from fedshift.model import build
@@ -41,12 +41,12 @@ def reference_setting(**changes: Any) -> Setting:
 class Played:
     """A run of the library's method with its random choices: cohorts and batches."""
 
-    algorithm: Algorithm
+    algorithm: Method
     federation: Federation
     rounds: tuple[Round, ...]
 
     @staticmethod
-    def of(algorithm: Algorithm, rounds: int = ROUNDS, cohort: int = COHORT) -> Played:
+    def of(algorithm: Method, rounds: int = ROUNDS, cohort: int = COHORT) -> Played:
         federation = double(make_federation(algorithm.model, make_clients(sizes=SIZES)))
         return Played(
             algorithm, federation, tuple(run(algorithm, federation, rounds, cohort=cohort))

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.func import functional_call
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.data import Task
 from fedshift.engine.run import Federation, Round, run
 from fedshift.experiments.config.load import validate
@@ -49,7 +49,7 @@ def softmax(z: Array) -> Array:
 class Hand:
     """One round's models on all clients' test images [n], with plain arrays."""
 
-    algorithm: Algorithm
+    algorithm: Method
     federation: Federation
     task: Task
     last: Round

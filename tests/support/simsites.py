@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.client.local import Local
 from fedshift.engine.run import Federation
 from fedshift.flower import Site, client_app
@@ -20,7 +20,7 @@ from support.routing import routed_model
 
 
 @cache
-def build(name: str) -> tuple[Algorithm, Federation]:
+def build(name: str) -> tuple[Method, Federation]:
     """The method of a row of the contract, and the small federation."""
     model = routed_model()
     algorithm = MAKE[name](Setting(model, TARGET, Local(lr=0.1, epochs=1, batch=16)))

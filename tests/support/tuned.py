@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.algorithms.tuning import CentralTuning
 from fedshift.data import client_data
 from fedshift.engine.backends import loop
@@ -32,7 +32,7 @@ def uneven(model: Model) -> Federation:
     return make_federation(model, clients)
 
 
-def first_round(plain: Algorithm, federation: Federation) -> tuple[Round, list[Parts]]:
+def first_round(plain: Method, federation: Federation) -> tuple[Round, list[Parts]]:
     """The round without tuning, and the clients' messages in it."""
     replies: list[Parts] = []
 

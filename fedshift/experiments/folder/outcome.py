@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Traffic
 from fedshift.estimate import AccuracyEstimate
@@ -181,6 +181,6 @@ class Experiment:
 
     config: Config
     prepared: Prepared
-    algorithm: Algorithm
+    algorithm: Method
     outcome: Outcome
     choice: Choice | None

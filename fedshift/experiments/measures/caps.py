@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, rows
+from fedshift.algorithms.method import Method as Algorithm
+from fedshift.algorithms.method import rows
 from fedshift.engine.preflight.method import pals_of
 from fedshift.experiments.config.schema import Method, Training
 from fedshift.server.cap import capped

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask
+from fedshift.algorithms.method import Method
 from fedshift.data import Examples, Task
 from fedshift.engine.run import Round
 from fedshift.errors import DivergedError, InputError
@@ -128,7 +128,7 @@ class Correcting:
     even: bool = False
     at_target: bool = False
 
-    def of_round(self, algorithm: Algorithm, t: int, rounds: int) -> Correcting:
+    def of_round(self, algorithm: Method, t: int, rounds: int) -> Correcting:
         """How to correct the model of round t.
 
         Methods such as CCVR have a last stage that changes the prior. A model from before that
@@ -140,7 +140,7 @@ class Correcting:
 
 
 def corrected(
-    how: Correcting, algorithm: Algorithm, current: Round, task: Task, table: Params,
+    how: Correcting, algorithm: Method, current: Round, task: Task, table: Params,
     weights: Sequence[float], engine: object,
 ) -> Corrected | None:  # fmt: skip
     """The correction of a round's model, and its scores; None if no single model is for a target.
@@ -209,9 +209,9 @@ def _estimate(pooled: Score | None, target: Floats) -> AccuracyEstimate | None:
     return estimate_target_accuracy(pooled.correct, pooled.total, target)
 
 
-def shares_of(how: Correcting, algorithm: Algorithm, mixed: Floats) -> Floats:
+def shares_of(how: Correcting, algorithm: Method, mixed: Floats) -> Floats:
     """The label shares p [K] that a model has learned, if its clients mix to `mixed` [K]."""
-    rules = ask(algorithm, Capabilities.label_rules)
+    rules = algorithm.label_rules()
     # With private label sets a client's softmax is over its own labels alone, so that the shares
     # of labels over clients leave no trace in the model.
     even = how.even or (rules is not None and rules["mode"] == "private")
@@ -244,9 +244,7 @@ def check_prior(prior: Prior, task: Task) -> None:
         )
 
 
-def mixture(
-    algorithm: Algorithm, weights: Sequence[float], current: Round, table: Params
-) -> Floats:
+def mixture(algorithm: Method, weights: Sequence[float], current: Round, table: Params) -> Floats:
     """The label shares [K] that a model with client weights a [M] was trained on, S^T a.
 
     If the method weighs examples by their labels, these weights count. If clients have registered

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.feddisk import FedDisk
+from fedshift.algorithms.method import Method
 from fedshift.algorithms.weighing import (
     BEST,
     LEFT_OUT,
@@ -40,7 +40,7 @@ def importance(server: Parts) -> dict[str, Any] | None:
 
 
 def importance_sentences(
-    algorithm: Algorithm,
+    algorithm: Method,
     last: Round,
     training: Training,
     clients: Sequence[ClientData] = (),
@@ -77,7 +77,7 @@ def importance_sentences(
     ]
 
 
-def untrained(name: str, algorithm: Algorithm, rounds: int) -> list[str]:
+def untrained(name: str, algorithm: Method, rounds: int) -> list[str]:
     """A sentence where the first of a run's rounds train no model; name: the method's."""
     disk = _disk(algorithm)
     text = "" if disk is None or isinstance(disk.ratio, Equal) else _untrained(disk, rounds)

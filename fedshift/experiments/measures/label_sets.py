@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask
+from fedshift.algorithms.method import Method
 from fedshift.algorithms.tuning import CentralTuning
 from fedshift.engine.run import Round
 from fedshift.record.summary import LabelSets, Optima, SetRound
@@ -34,7 +34,7 @@ DISCOURAGED = (
 )
 
 
-def set_round(current: Round, algorithm: Algorithm) -> tuple[SetRound, ...]:
+def set_round(current: Round, algorithm: Method) -> tuple[SetRound, ...]:
     """What the server has recorded on label sets in a round; () for a method without label sets.
 
     Losses are given only if the stage of this round tunes: in later stages the server's state
@@ -47,7 +47,7 @@ def set_round(current: Round, algorithm: Algorithm) -> tuple[SetRound, ...]:
         return ()
     absent, tuning = int(server["absent"]["now"].sum()), server.get("tuning", {})
     optima = _optima(tuning) if "accuracy" in tuning else None
-    rules = ask(algorithm.at(current.t), Capabilities.label_rules)
+    rules = algorithm.at(current.t).label_rules()
     if not tuning or rules is None or rules["tune"] == "none":
         return (SetRound(current.t, absent, optima=optima),)
     (loss, loss_after), (outside, outside_after) = (
@@ -62,7 +62,7 @@ def _optima(tuning: Params) -> Optima:
     return Optima(aggregate, mse, pairwise, kl, errors)
 
 
-def tuned_early(current: Round, algorithm: Algorithm, rounds: int) -> tuple[SetRound, ...]:
+def tuned_early(current: Round, algorithm: Method, rounds: int) -> tuple[SetRound, ...]:
     """`set_round` of a round that a run records even if it is not evaluated; else ().
 
     Round 1 if optima are measured: its forecasts are those that were tested. And rounds that tune,
@@ -70,7 +70,7 @@ def tuned_early(current: Round, algorithm: Algorithm, rounds: int) -> tuple[SetR
     """
     if current.t == 1 and "accuracy" in current.server.get("tuning", {}):
         return set_round(current, algorithm)
-    now, at_end = (ask(algorithm.at(t), Capabilities.label_rules) for t in (current.t, rounds))
+    now, at_end = (algorithm.at(t).label_rules() for t in (current.t, rounds))
     if now is None or at_end is None or now["tune"] == "none" or at_end["tune"] != "none":
         return ()
     return set_round(current, algorithm)
@@ -88,14 +88,14 @@ def final_values(rounds: Sequence[SetRound]) -> dict[str, float | None]:
     return {f"sets_{name}": value for name, value in last.items()}
 
 
-def described(algorithm: Algorithm, server: Parts, rounds: Sequence[SetRound]) -> LabelSets | None:
+def described(algorithm: Method, server: Parts, rounds: Sequence[SetRound]) -> LabelSets | None:
     """The summary's part on label sets; None for a method without them.
 
     If the server takes no tuning steps, tune is "none" and tune_over None.
     """
     if not rounds:
         return None
-    rules, tuning = ask(algorithm, Capabilities.label_rules), _tuning(algorithm)
+    rules, tuning = algorithm.label_rules(), _tuning(algorithm)
     labelled = None if tuning is None or tuning.labelled is None else len(tuning.labelled)
     return LabelSets(
         **(rules or {"mode": None, "tune": "none", "tune_over": None}),
@@ -115,7 +115,7 @@ def _tuning(algorithm: Any) -> CentralTuning | None:
 
 
 def sentences(
-    sets: LabelSets, classes: Sequence[str], algorithm: Algorithm | None = None
+    sets: LabelSets, classes: Sequence[str], algorithm: Method | None = None
 ) -> list[str]:
     """Sentences on labels that are missing, always or at times, and on what tuning did."""
     last, lines = sets.rounds[-1], list[str]()
@@ -167,7 +167,7 @@ def _rise(rounds: Sequence[SetRound]) -> list[str]:
     ]
 
 
-def _discouraged(sets: LabelSets, algorithm: Algorithm | None) -> list[str]:
+def _discouraged(sets: LabelSets, algorithm: Method | None) -> list[str]:
     """A sentence where the run tunes as our runs advise against."""
     tuning = _tuning(algorithm)
     if tuning is None or (sets.mode, sets.tune) != ("private", "kl"):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask, rows
+from fedshift.algorithms.method import Method, rows
 from fedshift.engine.preflight.method import pals_of
 from fedshift.engine.round import Round
 from fedshift.server.label_weights import mass_ess
@@ -64,27 +64,27 @@ def ess_of(weights: Floats, sizes: Floats) -> float:
 
 
 def masses(
-    algorithm: Algorithm, server: Parts, ids: Tensor, weights: Tensor, labels: Tensor
+    algorithm: Method, server: Parts, ids: Tensor, weights: Tensor, labels: Tensor
 ) -> Tensor | None:
     """A_iy = a_i S_iy w_iy [C, K], divided by their sum: what each label of each client counts.
 
     w_iy is the weight of an example of label y at client i, labels [C, K] are the clients' counts.
     None for a method that does not weigh examples by labels, or if no example counts.
     """
-    w = ask(algorithm, Capabilities.label_weights, server, ids, weights)
+    w = algorithm.label_weights(server, ids, weights)
     if w is None:
         return None
     A = weights[:, None] * labels / labels.sum(1, keepdim=True).clamp(min=1.0) * w
     return A / A.sum() if bool(A.any()) else None
 
 
-def weighs_labels(algorithm: Algorithm, current: Round) -> bool:
+def weighs_labels(algorithm: Method, current: Round) -> bool:
     """Whether the round's clients weigh their examples by labels."""
     ids, weights = current.cohort, current.weights
-    return ask(algorithm, Capabilities.label_weights, current.server, ids, weights) is not None
+    return algorithm.label_weights(current.server, ids, weights) is not None
 
 
-def reach(current: Round, table: Params, target: Tensor, algorithm: Algorithm) -> Reach:
+def reach(current: Round, table: Params, target: Tensor, algorithm: Method) -> Reach:
     """ESS and gap of the round's weights over its own cohort; T [K], table as in `registered`."""
     if not current.weights.any():
         return Reach(math.nan, math.nan, math.nan, math.nan)
@@ -125,9 +125,7 @@ class WeightSums:
     certified: int = 0
     unneeded: int = 0
 
-    def after(
-        self, current: Round, algorithm: Algorithm, table: Params, target: Tensor
-    ) -> WeightSums:
+    def after(self, current: Round, algorithm: Method, table: Params, target: Tensor) -> WeightSums:
         """These sums with one more round added; a skipped round changes nothing."""
         if current.skipped:
             return self
@@ -209,7 +207,7 @@ def weight_sums_of(facts: Mapping[str, Any]) -> WeightSums:
 
 
 def describe_weights(
-    current: Round, table: Params, target: Tensor, algorithm: Algorithm
+    current: Round, table: Params, target: Tensor, algorithm: Method
 ) -> dict[str, Any]:
     """The part of a round's event on its weights; {} if all clients took part.
 

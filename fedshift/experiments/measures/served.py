@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method
 from fedshift.data import ClientData, Task
 from fedshift.engine.run import Federation, Round, state_of
 from fedshift.errors import FedshiftError
@@ -58,7 +58,7 @@ def whole(server: dict[str, Params], federation: Federation) -> bool:
     return server.get("params", {}).keys() == federation.params.keys()
 
 
-def unused(name: str, algorithm: Algorithm, federation: Federation, task: Task) -> list[str]:
+def unused(name: str, algorithm: Method, federation: Federation, task: Task) -> list[str]:
     """A sentence if clients train models of their own that the task never uses.
 
     name: the method's. Methods keep such a model in the part "personal" of a client's state.
@@ -76,7 +76,7 @@ def unused(name: str, algorithm: Algorithm, federation: Federation, task: Task) 
 
 
 def models(
-    algorithm: Algorithm, current: Round, federation: Federation
+    algorithm: Method, current: Round, federation: Federation
 ) -> tuple[tuple[Params, Params], ...]:
     """The (parameters, buffers) that every client serves after a round."""
     stage = algorithm.at(current.t)
@@ -163,7 +163,7 @@ class Observed:
     sites: tuple[OwnScores, ...] = ()
 
 
-def observe(algorithm: Algorithm, current: Round, federation: Federation, task: Task) -> Observed:
+def observe(algorithm: Method, current: Round, federation: Federation, task: Task) -> Observed:
     """Run all clients' models on all clients' test examples."""
     served = serve(algorithm.model, models(algorithm, current, federation), task.tests)
     shared = None
@@ -190,7 +190,7 @@ class LastRound:
 
 
 def last_round(
-    algorithm: Algorithm, current: Round, federation: Federation, task: Task, served: Served
+    algorithm: Method, current: Round, federation: Federation, task: Task, served: Served
 ) -> LastRound:
     """The measurements after a run's last round; served: the answers of all models."""
     shown = details(served, routable(current, federation), len(task.classes))
@@ -234,7 +234,7 @@ class Refitted(NamedTuple):
     notes: tuple[str, ...]
 
 
-def refit(algorithm: Algorithm, current: Round, federation: Federation, x: Tensor) -> Refitted:
+def refit(algorithm: Method, current: Round, federation: Federation, x: Tensor) -> Refitted:
     """Fit the router's last layer again, by `Router.refitted` and `Router.from_moments`.
 
     A fit that fails is noted, and does not fail the run. The first stops at gradients below 1e-4,

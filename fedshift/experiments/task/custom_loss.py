@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask
+from fedshift.algorithms.method import Method
 from fedshift.arguments import called
 from fedshift.client.objectives import CrossEntropy, Term, View, batch_mean
 from fedshift.client.targets import LabelEntropy, SquaredError, plain_outputs
@@ -100,8 +100,8 @@ def check_loss(loss: Term | None, model: Model, x: Tensor, y: Tensor) -> None:
 
 
 def with_loss(
-    algorithm: Algorithm, loss: Term | None, kind: str = "classification", name: str = ""
-) -> Algorithm:
+    algorithm: Method, loss: Term | None, kind: str = "classification", name: str = ""
+) -> Method:
     """The method with `loss` in place of each cross-entropy in its fields; None changes nothing.
 
     Other terms stay, such as FedProx's. kind: the task's; name: the method's. Raises InputError for
@@ -109,9 +109,8 @@ def with_loss(
     """
     if loss is None:
         return algorithm
-    changed: Algorithm = _changed(algorithm, loss)
-    asked = (Capabilities.needs_classes, Capabilities.trains_router)
-    by_class = changed is algorithm or any(ask(algorithm, of) for of in asked)
+    changed: Method = _changed(algorithm, loss)
+    by_class = algorithm.needs_classes() or algorithm.trains_router() or changed is algorithm
     by_class = by_class or any(term.reads_classes() for term in objectives_of(algorithm))
     if kind != "classification" and by_class:
         raise InputError(

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.method import Method as Algorithm
 from fedshift.arguments import is_number, members
 from fedshift.data import Examples
 from fedshift.errors import InputError, nearest, shown
