@@ -12,6 +12,8 @@ from typing import Any
 from fedshift.errors import InputError, shown
 
 APP, SITE = "FEDSHIFT_APP", "FEDSHIFT_SITE"
+# The variable with the folder of `fedshift.flower.kept`.
+KEEP = "FEDSHIFT_KEEP"
 # Defaults: the library's app, and the share of the experiment's data that each client gets.
 CHOICES = {
     APP: "fedshift_deploy.machines.deployed:client_app",

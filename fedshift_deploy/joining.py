@@ -17,9 +17,8 @@ from flwr.clientapp import ClientApp
 
 from fedshift.errors import InputError, from_elsewhere, shown
 from fedshift.files import check_unshared
-from fedshift.flower.quiet import KEEP
 from fedshift.record.in_use import alone_in
-from fedshift_deploy.chosen import APP, SITE, imported
+from fedshift_deploy.chosen import APP, KEEP, SITE, imported
 from fedshift_deploy.federation import environment
 from fedshift_deploy.inside import inside
 from fedshift_deploy.keys import check_certificate, check_pair

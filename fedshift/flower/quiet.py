@@ -11,9 +11,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# The variable by which `fedshift deploy client` passes the folder of `flower.kept`.
-KEEP = "FEDSHIFT_KEEP"
-
 
 def quiet_environment(home: Path) -> dict[str, str]:
     """Variables that keep Flower and Ray off the network, with Flower's files below `home`.

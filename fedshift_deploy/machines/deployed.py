@@ -33,11 +33,10 @@ from fedshift.experiments.task.preparing import Prepared, prepare
 from fedshift.files import is_file
 from fedshift.flower.client import Own, Site, app_of, partition
 from fedshift.flower.kept import folder_of
-from fedshift.flower.quiet import KEEP
 from fedshift.flower.records import fields_of
 from fedshift.record.folder import CONFIG, EVENTS, SERVING, SUMMARY
 from fedshift.tree import Params
-from fedshift_deploy.chosen import CHOICES, SITE, check_source, chosen, imported
+from fedshift_deploy.chosen import CHOICES, KEEP, SITE, check_source, chosen, imported
 from fedshift_deploy.machines.awaited import Awaited
 from fedshift_deploy.machines.deployable import check_min_clients, configured
 from fedshift_deploy.machines.deployed_engine import Deployed, News, validated

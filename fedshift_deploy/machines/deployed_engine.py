@@ -29,13 +29,18 @@ from fedshift.experiments.events import dropped_event
 from fedshift.experiments.folder.run_folder import EventLog
 from fedshift.experiments.on_flower import on_grid, strategy_of
 from fedshift.files import write
-from fedshift.flower.rounds import calibrated_by, measured_by_clients, overhear, sites_of
 from fedshift.flower.routing import RemoteClients
 from fedshift.flower.strategy import AlgorithmStrategy
 from fedshift.record.folder import DEPLOYED, EVENTS
 from fedshift.server.prior import Calibrator, Correction
 from fedshift.tree import Params, Parts
 from fedshift_deploy.machines.deployable import UNSCORED
+from fedshift_deploy.machines.remote_sums import (
+    calibrated_by,
+    measured_by_clients,
+    overhear,
+    sites_of,
+)
 
 
 def validated(task: Task) -> dict[int, Tensor]:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import ArrayRecord, ConfigRecord
 
 from fedshift import recipes

@@ -24,10 +24,10 @@ from fedshift.flower import LocalGrid, Site, client_app, play
 from fedshift.flower.calibrating import SUMS
 from fedshift.flower.client import partition
 from fedshift.flower.records import to_parts, to_record
-from fedshift.flower.rounds import calibrated_by
 from fedshift.model import build
 from fedshift.recipes import Setting, fedavg
 from fedshift.server.prior import CalibrationSums, Calibrator, calibrate, calibration_sums
+from fedshift_deploy.machines.remote_sums import calibrated_by
 from support.federations import CLASSES, SIZES, TARGET, Normed, make_clients, make_federation
 from support.flower_runs import strategy_of
 

@@ -29,11 +29,11 @@ from fedshift.experiments.folder.model_file import read_parts
 from fedshift.experiments.on_flower import configured_site
 from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import LocalGrid, Site, client_app, play
-from fedshift.flower.rounds import overhear
 from fedshift.recipes import Setting
 from fedshift.record.folder import SERVING, read_run
 from fedshift.report.page import page
 from fedshift_deploy.chosen import CHOICES, SITE
+from fedshift_deploy.machines.remote_sums import overhear
 from support.every_method import MAKE
 from support.federation_grid import dealt, here, serve, served, summary_of
 from support.federations import SIZES, make_federation

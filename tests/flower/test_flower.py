@@ -128,18 +128,6 @@ def test_flower_can_drive_the_rounds(setting: Setting, federated: Any) -> None:
     assert result.train_metrics_clientapp[2]["clients"] == len(strategy.current.trained)
 
 
-def test_what_all_clients_are_sent_is_written_once(setting: Setting, federated: Any) -> None:
-    """One record of the model for all messages; a record of its own where clients differ."""
-    federation = federated()
-    for method, shared in ((recipes.fedavg, True), (recipes.labelset_fedavg, False)):
-        algorithm = method(setting)
-        strategy = strategy_of(algorithm, federation)
-        grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
-        messages = strategy.configure_train(1, to_record({}), ConfigRecord(), grid)
-        first, other, *_ = (message.content["params"] for message in messages)
-        assert (first is other) == shared
-
-
 def test_arrays_arrive_as_they_were() -> None:
     """Types, shapes and orders of memory; in memory of torch's own."""
     sent = {

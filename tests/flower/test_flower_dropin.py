@@ -199,13 +199,6 @@ def test_sums_are_in_the_order_of_partitions() -> None:
     assert list(strategy.weights) == [1014, 1007, 1021, 1000]
 
 
-def test_flowers_own_average_takes_what_is_refused_here() -> None:
-    """The control: FedAvg lets the non-finite model through."""
-    bad = app_of({1: REFUSED["not finite"][0]})
-    result = played(FedAvg(fraction_evaluate=0.0), bad)
-    assert not np.isfinite(result.arrays["w"].numpy()).all()
-
-
 def test_the_first_report_stays() -> None:
     calls = {"n": 0}
 

@@ -20,7 +20,7 @@ from fedshift.experiments.on_flower import configured_site
 from fedshift.experiments.task.preparing import prepare
 from fedshift.flower import LocalGrid, client_app
 from fedshift.flower.client import app_of, partition
-from fedshift.flower.quiet import KEEP
+from fedshift_deploy.chosen import KEEP
 from fedshift_deploy.machines import deployed
 
 CLIENTS = 3
