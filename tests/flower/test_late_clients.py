@@ -79,7 +79,8 @@ def test_a_late_client_counts_as_one_that_dropped_out_before(
     second = list(joining(late, grid_of(algorithm, federation)))
     assert [[d.client for d in r.dropped] for r in second] == [[LATE], [LATE], [], []]
     assert differing_tensors(first[-1], second[-1]) == []
-    assert differing_tensors(first[-2], second[-1])  # the control
+    if name == "fedavg":  # the control: others may leave the server's model alone
+        assert differing_tensors(first[-2], second[-1])
     assert [r.weights.tolist() for r in first] == [r.weights.tolist() for r in second]
     assert second[0].dropped[0].reason == "it has not joined yet"
 
