@@ -21,7 +21,8 @@ from fedshift.data import ClientData
 from fedshift.errors import InputError
 from fedshift.flower.records import fields_of, to_parts, to_record
 from fedshift.router.moments import Moments
-from fedshift.router.parts import HeldOutSums, Here, OriginSums, Question, What
+from fedshift.router.parts import HeldOutSums, Here, OriginSums, What
+from fedshift.router.parts import Question as Question
 from fedshift.router.score import ClientHead
 from fedshift.router.sight import Sight
 from fedshift.tree import Params, Parts

@@ -19,9 +19,8 @@ from fedshift.errors import InputError
 from fedshift.evaluation.scores import Score
 from fedshift.flower.calibrating import CALIBRATE, asked_at, sums_in
 from fedshift.flower.rounds import answered
-from fedshift.flower.routing import RemoteClients, answers_in, questions_in
+from fedshift.flower.routing import Question, RemoteClients, answers_in, questions_in
 from fedshift.flower.strategy import AlgorithmStrategy
-from fedshift.router.parts import Question
 from fedshift.server.prior import CalibrationSums, Calibrator, Correction, calibrate
 from fedshift.tree import Params, Parts
 
