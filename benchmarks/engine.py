@@ -209,7 +209,7 @@ def contenders_of(
     only: Sequence[str] = (),
 ) -> dict[str, Round]:  # fmt: skip
     """Round t by every backend that may be the fastest; by those of `only` if there are some."""
-    first, count = start(algorithm, federation), len(team.members)
+    first, count = start(algorithm, federation), team.count
 
     def ours(backend: Backend) -> Round:
         return lambda t: play_round(

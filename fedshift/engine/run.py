@@ -32,7 +32,7 @@ from fedshift.engine.preflight.method import (
 )
 from fedshift.engine.preflight.network import check_model
 from fedshift.engine.preflight.terms import check_terms
-from fedshift.engine.processes.pool import Team
+from fedshift.engine.processes.pool import Shares, Team
 from fedshift.engine.round import Round as Round
 from fedshift.engine.round import States as States
 from fedshift.engine.round import (
@@ -212,7 +212,7 @@ def run(
     total = len(federation.clients)
     size = total if cohort is None else cohort
     check_size(total, size)
-    if isinstance(backend, Team):
+    if isinstance(backend, Team | Shares):
         backend.begin(algorithm, federation)  # before this process takes gradients
     check_gate(federation.gate, size)
     check_first_model(algorithm.model, federation)

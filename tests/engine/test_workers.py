@@ -308,7 +308,7 @@ def test_workers_in_a_thread_and_without_gradients(
 @pytest.mark.slow
 def test_teams_end_in_any_order(setting: Setting, federation: Federation) -> None:
     """Also where a process of one team was forked later, with copies of the other team's pipes."""
-    algorithm = recipes.fedavg(setting)
+    algorithm, before = recipes.fedavg(setting), set(OURS)
     alone = last(run(algorithm, federation, 1))
     with workers(federation.clients, 2) as one:
         with workers(federation.clients, 2) as two:
@@ -319,7 +319,7 @@ def test_teams_end_in_any_order(setting: Setting, federation: Federation) -> Non
             last(run(algorithm, federation, 1, backend=team))
         first.__exit__(None, None, None)
         second.__exit__(None, None, None)
-    assert not OURS
+    assert before == OURS
 
 
 def test_a_team_ends_although_processes_were_forked_meanwhile(
@@ -377,6 +377,16 @@ def test_workers_end_with_the_main_process(how: signal.Signals) -> None:
     while any(map(running, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(running, pids))
+
+
+@pytest.mark.slow
+def test_a_process_ends_although_its_workers_were_not_ended() -> None:
+    """Workers ignore the signal by which multiprocessing ends its children at exit."""
+    script = textwrap.dedent(ORPHANS).replace("with workers(", "if team := workers(")
+    script = script.replace(" as team:", ".__enter__():")
+    command = [sys.executable, "-c", script, str(Path(__file__).parents[1])]
+    done = subprocess.run(command, input="", capture_output=True, text=True, timeout=60, check=True)
+    assert not any(map(running, map(int, done.stdout.split())))
 
 
 def test_keeping_memory_changes_nothing(setting: Setting, federation: Federation) -> None:

@@ -8,14 +8,15 @@ one thread, bit for bit, however many workers there are and whichever finishes f
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import multiprocessing
+import os
 import pickle
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
@@ -37,9 +38,9 @@ from fedshift.tree import Parts
 
 # Seconds to wait for a process whose pipe is broken to end, so that its exit code can be read.
 ENDING = 1.0
-# This process's ends of the pipes of all teams. A forked worker inherits copies of them and closes
-# these: a worker learns that this process has ended only once no copy of its pipe's end is open.
-OURS: set[Connection] = set()
+# The workers of all teams. A forked worker inherits copies of their pipes' ends and closes these:
+# it learns that this process has ended only once no copy of its own is open.
+OURS: set[_Worker] = set()
 
 # A tensor as it travels: its type, its shape and its bytes.
 Array = tuple[torch.dtype, tuple[int, ...], Any]
@@ -47,10 +48,11 @@ Array = tuple[torch.dtype, tuple[int, ...], Any]
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker process, the jobs that it is busy with, and the message that it was sent last."""
+    """A worker process of the process `owner`: its jobs, and the message that it was sent last."""
 
     process: ForkProcess
     connection: Connection
+    owner: int
     jobs: Sequence[Job] = ()
     message: Parts = field(default_factory=dict)
 
@@ -58,43 +60,45 @@ class _Worker:
 @sketched
 @dataclass(eq=False)
 class Team:
-    """A backend of `count` worker processes, each of which trains its clients by `within`.
+    """A backend of `count` worker processes: each idle one gets the next client.
 
-    Each idle worker gets the next client or, where `within` trains clients together, one share of
-    the round. One round is trained at a time: to read on in the replies of an earlier one raises
-    InputError.
+    One round is trained at a time: to read on in the replies of an earlier one raises InputError.
     """
 
     clients: Sequence[ClientData]
     count: int
-    within: Backend = loop
-    shares: bool = False
     members: list[_Worker] = field(default_factory=list)
     ended: bool = False
-    _others: list[Team] = field(default_factory=list, repr=False)
-    _stage: Stage | None = field(default=None, repr=False)  # that the workers were forked with
+    # What the workers were forked with.
+    _stage: Stage | None = field(default=None, repr=False)
+    _within: Backend = loop
     _turn: object = None  # identifies the round that is being trained
 
-    def blocks(self, within: Backend) -> Team:
-        """A backend of as many workers, each of which trains a share of a round by `within`."""
+    def blocks(self, within: Backend) -> Shares:
+        """A backend of these workers, each of which trains a share of a round by `within`."""
         check_backend(within)
-        self._others.append(Team(self.clients, self.count, within, shares=True))
-        return self._others[-1]
+        return Shares(self, within)
 
-    def begin(self, algorithm: Method, federation: Federation) -> None:
+    def begin(self, algorithm: Method, federation: Federation, within: Backend = loop) -> None:
         """Fork the workers of a run. Later, a process that torch lets use a GPU could not."""
         drops, seed = federation.gate.on_bad == "drop", federation.seeds.batch
-        self._fork(Stage(algorithm, 0, federation.clients, seed, drops))
+        self._fork(Stage(algorithm, 0, federation.clients, seed, drops), within)
 
     def __call__(self, stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
         """Replies in the order in which workers finish."""
+        return self.train(stage, ((job,) for job in jobs), loop)
+
+    def train(
+        self, stage: Stage, shares: Iterable[Sequence[Job]], within: Backend
+    ) -> Iterator[Reply]:
+        """Train each share by `within` in one worker."""
         if self.ended:
             raise InputError("these workers have ended; run within the `with` block that made them")
-        if self._stage is None or not _alike(self._stage, stage):
-            self._fork(stage)
+        if self._within is not within or self._stage is None or not _alike(self._stage, stage):
+            self._fork(stage, within)
         turn = self._turn = object()
         self._free()  # workers that are still busy with a round that was abandoned
-        left = self._cut(jobs)
+        left = iter(shares)
         try:
             for worker in self.members:
                 self._assign(worker, stage.t, next(left, ()))
@@ -119,25 +123,13 @@ class Team:
         """End all workers."""
         self.ended = True
         self._kill()
-        for other in self._others:
-            other.end()
 
-    def _cut(self, jobs: Iterable[Job]) -> Iterator[Sequence[Job]]:
-        source = iter(jobs)
-        if self.shares:
-            todo = list(source)
-            source, size = iter(todo), max(1, -(-len(todo) // self.count))
-        else:
-            size = 1
-        while share := tuple(islice(source, size)):
-            yield share
-
-    def _fork(self, stage: Stage) -> None:
+    def _fork(self, stage: Stage, within: Backend) -> None:
         _check_clients(self.clients, stage.clients)
         self._kill()
-        self._stage = stage
+        self._stage, self._within = stage, within
         for _ in range(self.count):
-            self.members.append(_hire(stage, self.within))
+            self.members.append(_hire(stage, within))
 
     def _free(self) -> None:
         """Replace workers that are busy; their answers would be discarded."""
@@ -145,7 +137,7 @@ class Team:
         for i, worker in enumerate(self.members):
             if worker.jobs:
                 _end([worker])
-                self.members[i] = _hire(self._stage, self.within)
+                self.members[i] = _hire(self._stage, self._within)
 
     def _kill(self) -> None:
         _end(self.members)
@@ -185,6 +177,25 @@ class Team:
         ids += ", ..." if len(worker.jobs) > 5 else ""
         many = "s" if len(worker.jobs) > 1 else ""
         raise TrainingError(f"the process that trained client{many} {ids} {how}{lost}")
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """What `Team.blocks` gives: each worker trains a share of the round by `within`."""
+
+    team: Team
+    within: Backend
+
+    def begin(self, algorithm: Method, federation: Federation) -> None:
+        """As `Team.begin`."""
+        self.team.begin(algorithm, federation, self.within)
+
+    def __call__(self, stage: Stage, jobs: Iterable[Job]) -> Iterator[Reply]:
+        """Replies share by share."""
+        todo = list(jobs)
+        size = max(1, -(-len(todo) // self.team.count))
+        shares = (todo[i : i + size] for i in range(0, len(todo), size))
+        return self.team.train(stage, shares, self.within)
 
 
 def _alike(one: Stage, other: Stage) -> bool:
@@ -245,7 +256,7 @@ def _check_clients(given: Sequence[ClientData], clients: Sequence[ClientData]) -
 def _hire(stage: Stage, within: Backend) -> _Worker:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    given = (theirs, (ours, *OURS), stage, within)
+    given = (theirs, (ours, *(worker.connection for worker in OURS)), stage, within)
     process = context.Process(target=_serve, args=given, daemon=True)
     with theirs:
         try:
@@ -253,8 +264,9 @@ def _hire(stage: Stage, within: Backend) -> _Worker:
         except OSError:
             ours.close()
             raise
-    OURS.add(ours)
-    return _Worker(process, ours)
+    worker = _Worker(process, ours, os.getpid())
+    OURS.add(worker)
+    return worker
 
 
 def _end(members: Sequence[_Worker]) -> None:
@@ -265,9 +277,15 @@ def _end(members: Sequence[_Worker]) -> None:
     for worker in members:
         worker.process.kill()
         worker.connection.close()
-        OURS.discard(worker.connection)
+        OURS.discard(worker)
     for worker in members:
         worker.process.join()
+
+
+@atexit.register
+def _end_those_left() -> None:
+    """End the workers of teams that were never ended: at exit they would be waited for."""
+    _end([worker for worker in OURS if worker.owner == os.getpid()])
 
 
 def pack(parts: Parts) -> dict[str, dict[str, Array]]:
