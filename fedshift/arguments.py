@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import types
 from collections import abc
 from dataclasses import fields
@@ -86,14 +87,14 @@ def check_number(name: str, given: object) -> None:
 
 def check_positive(name: str, given: float) -> None:
     """Raise InputError unless it is above 0 and finite; NaN is neither."""
-    if not 0.0 < given < math.inf:
-        raise InputError(f"{name} must be a positive number, got {given}")
+    if not 0.0 < given <= sys.float_info.max:  # whole numbers have no limit of their own
+        raise InputError(f"{name} must be a positive number, got {called(given)}")
 
 
 def check_not_negative(name: str, given: float) -> None:
     """Raise InputError unless it is 0 or more and finite; NaN is neither."""
-    if not 0.0 <= given < math.inf:
-        raise InputError(f"{name} must be 0 or more, got {given}")
+    if not 0.0 <= given <= sys.float_info.max:
+        raise InputError(f"{name} must be 0 or more, got {called(given)}")
 
 
 def check_counted(name: str, given: int | None) -> None:

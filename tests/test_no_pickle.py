@@ -1,6 +1,6 @@
 """No reader of bytes from elsewhere can run code: a rule for the source, and poisoned unpicklers.
 
-Processes of one machine talk by pickles: those of `engine/processes/pipe.py`, and Ray's.
+Processes of one machine talk by pickles: those of `engine/processes/pool.py`, and Ray's.
 These bytes are the program's own.
 """
 
@@ -32,14 +32,14 @@ WORDS = re.compile(
 # Who may import pickle, and for what.
 MAY = {
     "fedshift/datasets/safe_pickle.py": {"Unpickler"},
-    "fedshift/engine/processes/pipe.py": {"Pickler", "Unpickler"},
+    "fedshift/engine/processes/pool.py": {"dumps"},
     "benchmarks/decoders.py": {"dumps"},
 }
 # Runs the files that an experiment names, when the command of their owner prepares it.
 RUNS_FILES = "fedshift/experiments/config/python_names.py"
 # Where messages between processes of this machine are received.
 PIPES = {
-    "fedshift/engine/processes/pipe.py",
+    "fedshift/engine/processes/pool.py",
     "fedshift/sweeps/execute.py",
     "benchmarks/engine.py",
 }

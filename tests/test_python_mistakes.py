@@ -31,6 +31,7 @@ from fedshift import (
     run,
 )
 from fedshift.algorithms.ditto import Ditto
+from fedshift.algorithms.scaffold import Scaffold
 from fedshift.client.objectives import (
     Contrastive,
     CrossEntropy,

@@ -217,7 +217,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: Krum(True), "byzantine must be a whole number, got True"),
     (lambda: Krum(1, "2"), "keep must be a whole number"),  # type: ignore[arg-type]
     (lambda: Geometric(steps=2.5), "steps must be a whole number"),  # type: ignore[arg-type]
-    (lambda: Geometric(floor=math.inf), "floor=inf"),
+    (lambda: Geometric(floor=math.inf), "floor must be a positive number, got inf"),
     (lambda: ConFree(alpha="1"), "alpha must be a number, got the text"),  # type: ignore[arg-type]
     (lambda: Sgd(lr="1"), "lr must be a number, got the text"),  # type: ignore[arg-type]
     (lambda: Sgd(momentum=True), "momentum must be a number, got True"),

@@ -16,7 +16,7 @@ from fedshift.algorithms.afl import Afl, mean_risk, project_simplex
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.local import Local, plan_all
 from fedshift.client.objectives import CrossEntropy, Proximal, Term, View, batch_mean
-from fedshift.data import client_data
+from fedshift.data import Examples, client_data
 from fedshift.engine.run import Federation, run, start
 from fedshift.evaluation.scores import score
 from fedshift.model import Model
@@ -79,7 +79,7 @@ def test_risk_is_the_mean_loss_in_evaluation_mode(normed: Model) -> None:
     federation = make_federation(normed)
     data = federation.clients[3]
     params, buffers = federation.params, federation.buffers
-    expected = score(normed, params, buffers, data, CLASSES).loss  # type: ignore[arg-type]
+    expected = score(normed, params, buffers, Examples(data.x, data.y), CLASSES).loss
     plan = plan_all({"risk": Local(epochs=1, batch=7)}, data, 1, 0, 3)["risk"]
     risk = mean_risk(normed, CrossEntropy(), params, buffers, {}, data, plan)
     assert float(risk) == pytest.approx(expected, rel=1e-6)

@@ -12,7 +12,6 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from fedshift.cli.app import main
 from fedshift.cli.console import PlainProgress
 from fedshift.errors import DataError, FedshiftError, InputError, TrainingError
-from fedshift_deploy.federation import Link, follow, serve
+from fedshift_deploy.federation import Link, follow
 from fedshift_deploy.joining import join
 from fedshift_deploy.keys import check_certificate, write_authority, write_client_key
 from fedshift_deploy.place import clients_of, make_place
@@ -319,30 +318,6 @@ def test_the_server_may_always_call_itself(
     assert next_folder(tmp_path) == tmp_path / "run"
     (tmp_path / "run").mkdir()
     assert next_folder(tmp_path) == tmp_path / "run-2"
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [({"min_clients": 1}, "min_clients = 0"), ({"refit": True}, "refit = false")],
-    ids=["min_clients", "refit"],
-)
-def test_options_that_an_earlier_versions_app_does_not_have(
-    options: dict[str, Any], line: str, tmp_path: Path
-) -> None:
-    """Flower would refuse them once the server is up; control: with the line they pass."""
-    folder, app = tmp_path / "f", tmp_path / "f" / "app" / "pyproject.toml"
-    make_place(folder, "", 1, ["localhost"])
-    elsewhere = partial(
-        serve, folder, tmp_path / "run", host="192.0.2.7", port=free_port(), patience=1.0,
-        timeout=1.0, listen=lambda event: None, **options,
-    )  # fmt: skip
-    text = app.read_text().replace(f"{line}\n", "")
-    app.write_text(text)
-    with pytest.raises(InputError, match=f"add the line `{line}` at the end of "):
-        elsewhere()
-    app.write_text(f"{text}{line}\n")
-    with pytest.raises(InputError, match="192.0.2.7:[0-9]+ cannot be opened"):
-        elsewhere()
 
 
 def test_clients_with_data_of_their_own_do_not_join_late(

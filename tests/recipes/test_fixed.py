@@ -23,6 +23,7 @@ from fedshift.tree import Params, Parts
 from support.every_method import MAKE, ROUNDS, Make
 from support.federations import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
 from support.rounds import last
+from support.routing import routed_model
 
 FIXED = {"body.0.0.weight", "head.bias"}
 CHAIN = {"body.1.weight", "head.bias"}
@@ -33,6 +34,12 @@ def fixing(net: nn.Module, names: Iterable[str]) -> Model:
     for name in names:
         net.get_parameter(name).requires_grad_(False)
     return Model(net)
+
+
+@pytest.fixture
+def mlp() -> Model:
+    """The network of the contract, partly fixed."""
+    return fixing(routed_model().net, FIXED)
 
 
 def chain(names: Iterable[str] = CHAIN) -> Model:
