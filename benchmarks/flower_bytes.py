@@ -171,7 +171,7 @@ def makers() -> Mapping[str, Callable[[Setting], Method]]:
     density = {"density_rounds": DENSITY_ROUNDS, "hidden": (HIDDEN,)}
     tuned = {n: {"tune_rounds": 1} for n in ("fedavgft", "fedproxft", "fedsamft", "fedbabu")}
     options: dict[str, dict[str, object]] = {
-        "fedpals": {"ess": 0.5}, "feddisk": {**density, "density": "bernoulli"}, "made": density,
+        "fedpals": {"ess": 0.9}, "feddisk": {**density, "density": "bernoulli"}, "made": density,
         **tuned,
     }  # fmt: skip
     names = [n for n in recipes.__all__ if not n.endswith("_drm_repo")]

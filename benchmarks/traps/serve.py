@@ -83,7 +83,7 @@ def trap_router_by_scaffold() -> str:
     """SCAFFOLD with FedDRM's objective."""
 
     def use() -> str:
-        method = Scaffold(MODEL, objective=ROUTES)
+        method = FedAvg(MODEL, objective=ROUTES, extras=(Scaffold(),))
         last = _last(method)
         Router.of(method, last.server, last.states)
         return "right"
