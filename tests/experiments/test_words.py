@@ -234,7 +234,7 @@ CASES: list[tuple[tuple[str, str], str, Callable[[], object], str]] = [
         method('name = "labelset_fedavg"\ntune = "kl"\ntune_over = "union"'),
         'f.toml:9: method.tune = "kl"',
         lambda: recipes.labelset_fedavg(setting(), tune="kl", tune_over="union"),
-        'tune_over = "union" has no place in it; leave tune_over out',
+        'tune = "kl" needs unlabeled inputs',
     ),
     (
         (GOOD[GOOD.index("[method]") :], '[training]\nrounds = 1\nmomentum = 0.5\n[method]\n'
