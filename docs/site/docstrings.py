@@ -88,6 +88,8 @@ def _link(name: str, shown: str, of: griffe.Object) -> str:
 
 def _without_notes(package: griffe.Module) -> None:
     """Options of recipes: `Annotated[float, "the pull"]` becomes float, and the text an entry."""
+    if "recipes" not in package.members:  # a package beside the core
+        return
     members = package["recipes.traits"].members.items()
     notes = {name: m.value for name, m in members if not m.is_alias and m.is_attribute}
     for module in package["recipes"].modules.values():
@@ -98,9 +100,9 @@ def _without_notes(package: griffe.Module) -> None:
                 if isinstance(noted, griffe.ExprName) and noted.name in notes:
                     noted = notes[noted.name]
                 if isinstance(noted, griffe.ExprSubscript) and str(noted.left) == "Annotated":
-                    kind, note = noted.slice.elements
-                    option.annotation = kind
-                    entries.append(f"{option.name}  {str(note)[1:-1]}")
+                    option.annotation, *others = noted.slice.elements
+                    texts = [str(v)[1:-1] for v in others if str(v)[:1] in "'\""]
+                    entries += [f"{option.name}  {text}" for text in texts]  # others are checks
             if entries:
                 first, _, rest = function.docstring.value.partition("\n\n")
                 function.docstring.value = "\n\n".join([first, "\n".join(entries), rest])

@@ -41,9 +41,7 @@ def label_shares(
         ask = "pass label shares" + (
             ", or normalise_target=True to have it divided by its sum" if classes else ""
         )
-        raise InputError(
-            f"{name} sums to {total:.9g}, it must sum to 1 within 1e-6; {ask}"
-        )
+        raise InputError(f"{name} sums to {total:.9g}, it must sum to 1 within 1e-6; {ask}")
     return shares
 
 
